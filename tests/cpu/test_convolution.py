@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.capture import convolution, metadata_only
-from outcore.capture.compat import layout_if_input_unread
+from outcore.capture.compiler.compat import layout_if_input_unread
+from outcore.capture.rewrites import convolution, metadata_only
 from outcore.errors import InfeasibleError
 from outcore.measure import metered
 from tests.cpu.training import inside, same, trained

@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from outcore import Backend, aten
-from outcore.capture import cross_entropy
-from outcore.capture.cross_entropy import GRADIENT, by_rows
 from outcore.capture.offline import trace_network
+from outcore.capture.rewrites import cross_entropy
+from outcore.capture.rewrites.cross_entropy import GRADIENT, by_rows
 from outcore.errors import InfeasibleError
 from outcore.ir.program import Copy, Run
 from outcore.measure import metered

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import outcore
 from outcore import call_wrapper
-from outcore.capture.compat import SETTINGS_OF_THREADS
+from outcore.capture.compiler.compat import SETTINGS_OF_THREADS
 from outcore.errors import (
     BudgetError,
     NotEngagedError,

@@ -17,12 +17,12 @@ from torch.fx import GraphModule
 
 from outcore import Backend, aten
 from outcore.capture import aot_autograd, as_kernels, boxed, capture, default_partition
-from outcore.capture import fusion as fusion_module
-from outcore.capture.absorb import absorb
-from outcore.capture.fusion import fused
-from outcore.capture.groups import groups
-from outcore.capture.order import reorder
-from outcore.capture.registered_ops import NamedOps
+from outcore.capture.fusion import fuse as fusion_module
+from outcore.capture.fusion.absorb import absorb
+from outcore.capture.fusion.fuse import fused
+from outcore.capture.fusion.groups import groups
+from outcore.capture.fusion.order import reorder
+from outcore.capture.nodes.registered_ops import NamedOps
 from outcore.ir.trace import Effect, refs
 from tests.cpu.training import PROFILED_STEPS, Normed, mean_square, snapshot, tight_budget
 

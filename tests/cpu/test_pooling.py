@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from outcore import Backend, aten
-from outcore.capture import metadata_only, pooling
-from outcore.capture.pooling import GRADIENTS
+from outcore.capture.rewrites import metadata_only, pooling
+from outcore.capture.rewrites.pooling import GRADIENTS
 from outcore.errors import InfeasibleError
 from outcore.measure import metered
 from tests.cpu.training import inside, same, trained

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import outcore
 from outcore.capture import trace_network
-from outcore.capture.sites import module_path, source_line
+from outcore.capture.nodes.sites import module_path, source_line
 from outcore.ir.trace import Trace
 from outcore.networks import network
 from outcore.preflight.step import Step, traced

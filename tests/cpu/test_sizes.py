@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from outcore import Backend
-from outcore.capture import Symbolic, sizes
+from outcore.capture import Symbolic
+from outcore.capture.sizes import by_sizes as sizes
 from outcore.errors import CaptureError
 from outcore.runtime import by_size
 from outcore.runtime.budget.plans import Plans

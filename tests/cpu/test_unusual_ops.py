@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from outcore import Backend
-from outcore.capture.tracing import as_kernels
+from outcore.capture.compiler.tracing import as_kernels
 from outcore.errors import StepError
 from outcore.execute.laid import relaid
 from outcore.ir.trace import Buffer, Op, Phase, Ref, Role, Trace, Value

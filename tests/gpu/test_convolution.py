@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outcore.capture.compat import layout_if_input_unread
-from outcore.capture.convolution import BACKWARD, INPUT_GRADIENT
+from outcore.capture.compiler.compat import layout_if_input_unread
+from outcore.capture.rewrites.convolution import BACKWARD, INPUT_GRADIENT
 from tests.gpu.training import peak_bytes
 
 SIDES, MAPS, KERNEL = (8, 64, 96, 96), 16, 3

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outcore import aten
-from outcore.capture import cross_entropy
-from outcore.capture.cross_entropy import GRADIENT
+from outcore.capture.rewrites import cross_entropy
+from outcore.capture.rewrites.cross_entropy import GRADIENT
 from tests.cpu.donating import bits
 from tests.cpu.scores import by_torch, cases, given
 from tests.gpu.training import peak_bytes

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outcore import Backend, aten
-from outcore.capture import fusion
-from outcore.capture.registered_ops import NamedOps
+from outcore.capture.fusion import fuse as fusion
+from outcore.capture.nodes.registered_ops import NamedOps
 from tests.cpu.training import Normed, mean_square, snapshot, tight_budget
 from tests.gpu.training import PROFILED_STEPS, needs_compiler
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outcore.capture.pooling import GRADIENTS
+from outcore.capture.rewrites.pooling import GRADIENTS
 from tests.gpu.training import peak_bytes
 
 ATEN = torch.ops.aten

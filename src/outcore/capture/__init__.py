@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from outcore.capture.batch_norm import by_cudnn
-from outcore.capture.compat import (
+from outcore.capture.compiler.compat import (
     aot_autograd,
     as_dynamo_compiles,
     as_it_lies,
@@ -22,19 +21,20 @@ from outcore.capture.compat import (
     without_autocast,
     without_function_modes,
 )
-from outcore.capture.effect_tokens import without_tokens
-from outcore.capture.error_passthrough import passing
-from outcore.capture.fusion import fused
+from outcore.capture.compiler.effect_tokens import without_tokens
+from outcore.capture.compiler.error_passthrough import passing
+from outcore.capture.compiler.recurrent import is_recurrent, recurrent_apart, recurrent_layers
+from outcore.capture.compiler.shells import Shells, shells
+from outcore.capture.compiler.tracing import as_kernels
+from outcore.capture.fusion.fuse import fused
 from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
-from outcore.capture.opaque import as_ops
-from outcore.capture.prepare import prepare
 from outcore.capture.recapture import capture_again
-from outcore.capture.recurrent import is_recurrent, recurrent_apart, recurrent_layers
-from outcore.capture.shells import Shells, shells
-from outcore.capture.sizes import BySizes, is_symbolic
-from outcore.capture.symbolic import Symbolic, UnknownSizesError
-from outcore.capture.tracing import as_kernels
+from outcore.capture.rewrites.batch_norm import by_cudnn
+from outcore.capture.rewrites.opaque import as_ops
+from outcore.capture.rewrites.prepare import prepare
+from outcore.capture.sizes.by_sizes import BySizes, is_symbolic
+from outcore.capture.sizes.symbolic import Symbolic, UnknownSizesError
 
 __all__ = [
     "BySizes",

@@ -17,11 +17,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from outcore import aten
-from outcore.capture.call_memory import BYTES, attribute
-from outcore.capture.compat import mutated_inputs
-from outcore.capture.fusion import INTO, STATISTICS
-from outcore.capture.phases import arguments, phases
-from outcore.capture.sites import site
+from outcore.capture.compiler.compat import mutated_inputs
+from outcore.capture.fusion.fuse import INTO, STATISTICS
+from outcore.capture.nodes.call_memory import BYTES, attribute
+from outcore.capture.nodes.phases import arguments, phases
+from outcore.capture.nodes.sites import site
 from outcore.errors import CaptureError
 from outcore.ir.trace import (
     Arg,

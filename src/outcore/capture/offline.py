@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from outcore.capture.compat import (
+from outcore.capture.compiler.compat import (
     ShortenTraceback,
     aot_autograd,
     aot_function,
@@ -21,11 +21,11 @@ from outcore.capture.compat import (
     is_within,
     with_states,
 )
-from outcore.capture.effect_tokens import without_tokens
-from outcore.capture.error_passthrough import passing
+from outcore.capture.compiler.effect_tokens import without_tokens
+from outcore.capture.compiler.error_passthrough import passing
+from outcore.capture.compiler.tracing import as_kernels
 from outcore.capture.graph import Captured, capture
-from outcore.capture.prepare import prepare
-from outcore.capture.tracing import as_kernels
+from outcore.capture.rewrites.prepare import prepare
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace

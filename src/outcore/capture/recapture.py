@@ -11,11 +11,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from outcore.capture.call_memory import attribute
+from outcore.capture.compiler.layouts import VIEWS
+from outcore.capture.compiler.tracing import as_kernels
 from outcore.capture.graph import Captured, Joint, capture
-from outcore.capture.layouts import VIEWS
-from outcore.capture.metadata_only import INPUT, lay_out_again
-from outcore.capture.tracing import as_kernels
+from outcore.capture.nodes.call_memory import attribute
+from outcore.capture.rewrites.metadata_only import INPUT, lay_out_again
 from outcore.errors import CaptureError
 from outcore.ir.trace import Value
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch.fx import GraphModule
 
-from outcore.capture.batch_norm import by_cudnn
-from outcore.capture.conjugates import as_tensors
-from outcore.capture.convolution import one_by_one
-from outcore.capture.cross_entropy import by_rows
-from outcore.capture.gradients import unshared
-from outcore.capture.opaque import as_ops
-from outcore.capture.pooling import from_places
+from outcore.capture.rewrites.batch_norm import by_cudnn
+from outcore.capture.rewrites.conjugates import as_tensors
+from outcore.capture.rewrites.convolution import one_by_one
+from outcore.capture.rewrites.cross_entropy import by_rows
+from outcore.capture.rewrites.gradients import unshared
+from outcore.capture.rewrites.opaque import as_ops
+from outcore.capture.rewrites.pooling import from_places
 
 
 def prepare(joint: GraphModule, forward_outputs: int, *, anywhere: bool = False) -> None:

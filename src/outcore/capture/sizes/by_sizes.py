@@ -1,4 +1,4 @@
-"""sizes: compile a graph with symbolic sizes so that each combination of sizes has its own graph.
+"""by_sizes: compile a graph with symbolic sizes so that each combination has a graph of its own.
 
 torch makes a size symbolic when it meets a second value for it. A plan counts bytes, so it needs
 numbers. The graph is compiled once, and graphs with numbers are made from that (`symbolic.py`). If
@@ -16,9 +16,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from outcore.capture.compat import RestartAnalysis, as_dynamo_compiles, carry_sources
-from outcore.capture.described import SYMBOLS, layout
-from outcore.capture.symbolic import UnknownSizesError
+from outcore.capture.compiler.compat import RestartAnalysis, as_dynamo_compiles, carry_sources
+from outcore.capture.sizes.described import SYMBOLS, layout
+from outcore.capture.sizes.symbolic import UnknownSizesError
 from outcore.errors import CaptureError, OutcoreError
 
 MOST_SIZES: Final = 64

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import rnn
 
-from outcore.capture.compat import DISABLED, SETTINGS_OF_THREADS, dynamo_config
+from outcore.capture.compiler.compat import DISABLED, SETTINGS_OF_THREADS, dynamo_config
 
 KINDS = nn.RNN, nn.GRU, nn.LSTM
 

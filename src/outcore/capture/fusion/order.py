@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from outcore.capture.aliases import is_call_of_op, op_of, readers, storage_bytes, views
-from outcore.capture.groups import fusible
-from outcore.capture.phases import phases
+from outcore.capture.fusion.groups import fusible
+from outcore.capture.nodes.aliases import is_call_of_op, op_of, readers, storage_bytes, views
+from outcore.capture.nodes.phases import phases
 
 
 def reorder(joint: GraphModule, forward_outputs: int) -> None:

@@ -15,8 +15,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from outcore import aten
-from outcore.capture.compat import suggest_memory_format
-from outcore.capture.metadata_only import (
+from outcore.capture.compiler.compat import suggest_memory_format
+from outcore.capture.rewrites.metadata_only import (
     INPUT,
     args_of,
     define,

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from outcore import aten
-from outcore.capture.aliases import (
+from outcore.capture.nodes.aliases import (
     is_call_of_op,
     leaves,
     op_of,
@@ -27,7 +27,7 @@ from outcore.capture.aliases import (
     storage_bytes,
     tensor_of,
 )
-from outcore.capture.phases import phases
+from outcore.capture.nodes.phases import phases
 
 LEAST_BYTES = 1 << 20
 """The least bytes of reads and writes that a group must save: a kernel takes seconds to compile."""

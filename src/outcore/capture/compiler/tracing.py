@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from outcore.capture.layouts import layouts
-from outcore.capture.undecomposed import whole_ops
+from outcore.capture.compiler.layouts import layouts
+from outcore.capture.compiler.undecomposed import whole_ops
 
 _patching, _patches = threading.Lock(), ExitStack()
 _within: list[threading.Thread] = []

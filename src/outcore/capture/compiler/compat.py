@@ -42,7 +42,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from outcore.capture.layouts import VIEWS
+from outcore.capture.compiler.layouts import VIEWS
 from outcore.errors import CaptureError
 
 __all__ = [

@@ -20,7 +20,7 @@ the class has a `__getattr__` of its own, as those of diffusers do."""
 _VARIABLE = re.compile(r"[LG]\['(__import_\w+'\]\.(?P<imported>\w+)|(?P<name>\w+)'\])")
 _KEY = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_OURS = Path(__file__).parents[1]
+_OURS = Path(__file__).parents[2]
 _MODELS = _OURS / "networks"
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, ops
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from outcore.capture.aliases import leaves
-from outcore.capture.groups import REDUCTIONS, is_elementwise
+from outcore.capture.fusion.groups import REDUCTIONS, is_elementwise
+from outcore.capture.nodes.aliases import leaves
 
 _aten = ops.aten
 SMOOTH = frozenset(

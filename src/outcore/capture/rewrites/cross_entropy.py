@@ -17,9 +17,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from outcore import aten
-from outcore.capture.aliases import is_call_of_op, readers
-from outcore.capture.call_memory import BYTES
-from outcore.capture.metadata_only import args_of
+from outcore.capture.nodes.aliases import is_call_of_op, readers
+from outcore.capture.nodes.call_memory import BYTES
+from outcore.capture.rewrites.metadata_only import args_of
 
 OF_LOSS = torch.ops.aten.nll_loss_backward.default
 OF_LOG_SOFTMAX = torch.ops.aten._log_softmax_backward_data.default

@@ -1,4 +1,4 @@
-"""fusion: replace groups of ops by one op each, with a kernel compiled by Inductor (decision 0025).
+"""fuse: replace groups of ops by one op each, with a kernel compiled by Inductor (decision 0025).
 
 What passes between the ops of a group is never in memory. A kernel may round sums differently than
 the single ops do, so gradients are no longer bitwise equal to eager's. They are the same under any
@@ -21,14 +21,14 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from outcore import aten
-from outcore.capture.absorb import absorb
-from outcore.capture.aliases import tensor_of, views
-from outcore.capture.compat import by_inductor, clone_preserve_strides
-from outcore.capture.groups import LEAST_BYTES, Group, groups
-from outcore.capture.order import reorder
-from outcore.capture.phases import phases
-from outcore.capture.registered_ops import NamedOps
-from outcore.capture.sites import is_in_module
+from outcore.capture.compiler.compat import by_inductor, clone_preserve_strides
+from outcore.capture.fusion.absorb import absorb
+from outcore.capture.fusion.groups import LEAST_BYTES, Group, groups
+from outcore.capture.fusion.order import reorder
+from outcore.capture.nodes.aliases import tensor_of, views
+from outcore.capture.nodes.phases import phases
+from outcore.capture.nodes.registered_ops import NamedOps
+from outcore.capture.nodes.sites import is_in_module
 
 log = logging.getLogger("outcore")
 

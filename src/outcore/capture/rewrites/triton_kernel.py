@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch.fx import GraphModule, Node
 
-from outcore.capture.compat import (
+from outcore.capture.compiler.compat import (
     kernel_side_table,
     triton_kernel_wrapper_functional,
     triton_kernel_wrapper_mutation,

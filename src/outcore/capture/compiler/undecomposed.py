@@ -21,7 +21,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch.utils._pytree import tree_leaves
 
-from outcore.capture.compat import suggest_memory_format
+from outcore.capture.compiler.compat import suggest_memory_format
 
 RESAMPLING = ("upsample_", "_upsample_")
 """Prefixes of the names of resampling ops."""

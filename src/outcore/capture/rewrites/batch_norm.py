@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.capture.compat import (
+from outcore.capture.compiler.compat import (
     cudnn_reserve_bytes,
     normalized_by_cudnn,
     suggest_memory_format,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from outcore.capture.compat import (
+from outcore.capture.compiler.compat import (
     auto_functionalized_v2,
     auto_functionalized_v2_dense,
     clone_preserve_strides,

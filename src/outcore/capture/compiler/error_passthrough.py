@@ -9,7 +9,7 @@ from functools import cache, partial
 from types import new_class
 from typing import Any
 
-from outcore.capture.compat import ShortenTraceback
+from outcore.capture.compiler.compat import ShortenTraceback
 from outcore.errors import OutcoreError
 
 

@@ -19,13 +19,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from outcore import aten
-from outcore.capture.call_memory import attribute
-from outcore.capture.compat import LazyGraphModule, mutated_inputs, plain, without_autocast
-from outcore.capture.described import SYMBOLS, Described, Fakes, described, layout, storages
-from outcore.capture.layouts import VIEWS
-from outcore.capture.phases import arguments
-from outcore.capture.sites import site
-from outcore.capture.tracing import as_kernels
+from outcore.capture.compiler.compat import LazyGraphModule, mutated_inputs, plain, without_autocast
+from outcore.capture.compiler.layouts import VIEWS
+from outcore.capture.compiler.tracing import as_kernels
+from outcore.capture.nodes.call_memory import attribute
+from outcore.capture.nodes.phases import arguments
+from outcore.capture.nodes.sites import site
+from outcore.capture.sizes.described import SYMBOLS, Described, Fakes, described, layout, storages
 from outcore.errors import CaptureError
 
 _SLICES: Final = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.capture.compat import SIGNALS, layout_if_input_unread, suggest_memory_format
-from outcore.capture.metadata_only import (
+from outcore.capture.compiler.compat import SIGNALS, layout_if_input_unread, suggest_memory_format
+from outcore.capture.rewrites.metadata_only import (
     INPUT,
     args_of,
     define,

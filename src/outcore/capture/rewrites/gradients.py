@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from outcore.capture.aliases import root_of
-from outcore.capture.compat import marked_as_backward
+from outcore.capture.compiler.compat import marked_as_backward
+from outcore.capture.nodes.aliases import root_of
 
 
 def unshared(joint: GraphModule, forward_outputs: int) -> None:

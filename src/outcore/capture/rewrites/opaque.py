@@ -21,10 +21,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from outcore.capture.call_memory import BYTES, attribute, working_bytes
-from outcore.capture.mutation import made_for, write_into
-from outcore.capture.registered_ops import NamedOps
-from outcore.capture.triton_kernel import NUMBERS, TritonKernel, launches, triton_kernel
+from outcore.capture.nodes.call_memory import BYTES, attribute, working_bytes
+from outcore.capture.nodes.registered_ops import NamedOps
+from outcore.capture.rewrites.mutation import made_for, write_into
+from outcore.capture.rewrites.triton_kernel import NUMBERS, TritonKernel, launches, triton_kernel
 
 NAMESPACE = "outcore"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from outcore.capture.compat import runs_in_backward, runs_in_forward
-from outcore.capture.sites import site
+from outcore.capture.compiler.compat import runs_in_backward, runs_in_forward
+from outcore.capture.nodes.sites import site
 from outcore.errors import CaptureError
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from outcore.capture.compat import without_memory
+from outcore.capture.compiler.compat import without_memory
 
 LEAST_BYTES = 1 << 20
 """Smaller inputs stay as they are: the replacing calls take some microseconds more."""

@@ -15,11 +15,11 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from outcore.capture.aliases import is_call_of_op, op_of, readers, tensor_of
-from outcore.capture.compat import marked_as_backward, mutated_inputs
-from outcore.capture.continuity import narrows, rough
-from outcore.capture.groups import LEAST_BYTES, fusible, is_elementwise
-from outcore.capture.phases import arguments, phases
+from outcore.capture.compiler.compat import marked_as_backward, mutated_inputs
+from outcore.capture.fusion.continuity import narrows, rough
+from outcore.capture.fusion.groups import LEAST_BYTES, fusible, is_elementwise
+from outcore.capture.nodes.aliases import is_call_of_op, op_of, readers, tensor_of
+from outcore.capture.nodes.phases import arguments, phases
 
 MOST_DEEP = 8
 """The most elementwise ops in a row that a kernel may recompute for one of its arguments."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.capture.compat import with_effects
+from outcore.capture.compiler.compat import with_effects
 
 
 def without_tokens(joint: GraphModule) -> GraphModule:

@@ -1,0 +1,1 @@
+"""compiler: where capture meets torch's compiler, and changes what it does."""

@@ -1,0 +1,1 @@
+"""nodes: facts about the nodes of a joint graph."""

@@ -1,0 +1,1 @@
+"""sizes: graphs with symbolic sizes, and those with numbers that are made from them."""
