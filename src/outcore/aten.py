@@ -19,6 +19,7 @@ UNSAFE_VIEWS = frozenset(
 """Ops whose results share their argument's storage although the schema does not say so."""
 
 WRITES = (
+    "aten.as_strided_scatter.default",
     "aten.copy.default",
     "aten.diagonal_scatter.default",
     "aten.select_scatter.default",

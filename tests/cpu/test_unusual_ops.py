@@ -18,9 +18,6 @@ from torch.nn import functional as F
 
 from outcore import Backend
 from outcore.capture.compiler.tracing import as_kernels
-from outcore.errors import StepError
-from outcore.execute.laid import relaid
-from outcore.ir.trace import Buffer, Op, Phase, Ref, Role, Trace, Value
 from outcore.report import Report
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
@@ -459,89 +456,6 @@ def test_a_call_that_begins_anew_is_one_without_backward(monkeypatch: pytest.Mon
     backend = Backend(budget="1GiB", strict=True)
     assert same([late(backend, 0)], [late("aot_eager", 0)])
     assert not programs
-
-
-class Moods:
-    """How the results of fickle ops lie from now on."""
-
-    turned = False
-    shifted = False
-    cut = False
-
-
-def is_fickle(name: str) -> Any:
-    """An op that copies a square. How its result lies is up to `Moods`."""
-
-    @torch.library.custom_op(f"outcore_tests::{name}", mutates_args=())
-    def op(x: Tensor) -> Tensor:
-        if Moods.turned:
-            return x.t().clone(memory_format=torch.contiguous_format).t()
-        if Moods.shifted:
-            return torch.cat([torch.zeros_like(x), x])[len(x) :]
-        if Moods.cut:
-            return x[1:].clone()
-        return x.clone(memory_format=torch.contiguous_format)
-
-    op.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
-    return op
-
-
-fickle, fickle_gradient = is_fickle("fickle_square"), is_fickle("fickle_gradient")
-fickle.register_autograd(lambda _, gradient: fickle_gradient(gradient))
-
-
-class Fickle(nn.Module):
-    """As `Turned`, with results that may lie otherwise in each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.behind = nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.behind(fickle(self.before(x).t().tanh()).t().tanh())
-        return result
-
-
-@pytest.mark.parametrize("mood", ["turned", "shifted"])
-def test_results_that_lie_otherwise_after_the_first_steps(
-    mood: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Views of them are replayed as captured, so they must lie as captured: they are copied."""
-    torch.manual_seed(0)
-    module, x = Fickle(), torch.randn(64, 64)
-    plain, backend = copy.deepcopy(module), Backend(budget="1GiB", strict=True)
-    call = torch.compile(module, backend=backend)
-    train(module, call, [x], norm_of, STEPS)
-    expected = train(plain, plain, [x], norm_of, STEPS + 1)[-1:]
-    monkeypatch.setattr(Moods, mood, value=True)
-    with pytest.warns(UserWarning, match="lies in memory otherwise") as warned:
-        assert same(train(module, call, [x], norm_of, 1), expected)
-    forward, backward = (str(each.message) for each in warned)
-    assert "fickle_square" in forward
-    assert "fickle_gradient" in backward
-
-
-def test_a_result_of_another_shape_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    module, x = Fickle(), torch.randn(64, 64)
-    call = torch.compile(module, backend=Backend(budget="1GiB", strict=True))
-    train(module, call, [x], norm_of, STEPS)
-    monkeypatch.setattr(Moods, "cut", value=True)
-    with pytest.raises(StepError, match=r"fickle_square.*float32 \(63, 64\), not .*\(64, 64\)"):
-        call(x)
-    monkeypatch.undo()
-    train(module, call, [x], norm_of, 1)
-
-
-def test_only_sides_of_one_lie_otherwise() -> None:
-    """What is copied and viewed is as captured, without a copy."""
-    value = Value(0, 0, "float32", (1, 4), (4, 1))
-    op = Op(0, "outcore_tests.any.default", (), (0,), Phase.FORWARD)
-    trace = Trace((Buffer(0, 16, Role.ACTIVATION),), (value,), (op,), 1, (), (Ref(0),))
-    lies = torch.arange(4.0).as_strided((1, 4), (9, 1))
-    found = relaid(trace, 0, 0, lies)
-    assert found.stride() == (4, 1)
-    assert found.data_ptr() == lies.data_ptr()
 
 
 class Reshaped(nn.Module):

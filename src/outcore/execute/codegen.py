@@ -23,7 +23,7 @@ from functools import partial
 import torch
 
 from outcore import aten
-from outcore.execute.laid import laid, reinterpret, relaid
+from outcore.execute.laid import as_declared, laid, reinterpret, relaid
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
 from outcore.ir.memory import private_slots
@@ -86,8 +86,8 @@ class _Writer:
         """Overload -> its name in the text."""
         self.roots = root_values(trace)
         """Per buffer, the Value that its slot's tensor has."""
-        self.by_place = self._read_by_place()
-        """Buffers whose bytes are read from where the trace says that they lie."""
+        self.read_as_captured = self._read_as_captured()
+        """Buffers whose bytes are read from where the trace says that they are."""
         self.slot_of: dict[int, int] = {}
         """Buffer -> slot, for the arguments and results of the line being written."""
         self.replayed = {
@@ -258,12 +258,17 @@ class _Writer:
         opaque = aten.is_opaque(aten.resolve(op.target))
         for made in op.outputs:
             value = None if made is None else self.trace.values[made]
-            if value is None or not (opaque or value.buffer in self.by_place):
+            if value is None or not (opaque or value.buffer in self.read_as_captured):
                 continue
-            name = self._made(made)
-            differs = "" if opaque else f"if {name}.stride() != {value.stride}: "
-            self.names["relaid"] = partial(relaid, self.trace)
-            yield f"{differs}{name} = relaid({op.id}, {value.id}, {name})"
+            name, verb = self._made(made), relaid
+            differs = ""
+            if not opaque:
+                at = f" or {name}.storage_offset() != {value.offset}"
+                differs = f"if {name}.stride() != {value.stride}{at}: "
+            elif value.buffer not in self.read_as_captured:
+                verb = as_declared
+            self.names[verb.__name__] = partial(verb, self.trace)
+            yield f"{differs}{name} = {verb.__name__}({op.id}, {value.id}, {name})"
 
     def _drawing(self, op: Op, call: list[str], *, again: bool) -> Iterator[str]:
         """Wrap the call of a random op so that no other program draws meanwhile.
@@ -349,11 +354,18 @@ class _Writer:
             self.names[self.ops[key]] = aten.callable_of(overload)
         return self.ops[key]
 
-    def _read_by_place(self) -> set[int]:
-        """Buffers that are copied or viewed. Others are only passed on as their op made them."""
-        viewed = {v.buffer for v in self.trace.values if not _lies_as(v, self.roots[v.buffer])}
-        copies = (i.action for i in self.program.body if isinstance(i.action, Copy))
-        return viewed | {self.slots[copy.source].buffer for copy in copies}
+    def _read_as_captured(self) -> set[int]:
+        """Buffers that are viewed, copied, or written over in order.
+
+        Others are only passed on to ops, as their own op made them.
+        """
+        found = {v.buffer for v in self.trace.values if not _lies_as(v, self.roots[v.buffer])}
+        for action in (each.action for each in self.program.body):
+            if isinstance(action, Copy):
+                found.add(self.slots[action.source].buffer)
+            elif isinstance(action, Run) and self.trace.ops[action.op].target in aten.IN_ORDER:
+                found.update(self.slots[source].buffer for source, _ in action.donate)
+        return found
 
     # ---- arguments ------------------------------------------------------------------------------
 

@@ -18,25 +18,42 @@ RELAID = (
 )
 
 
-def relaid(trace: Trace, op: int, value: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a result of an op as it was captured; a copy, unless only sides of 1 lie differently.
+def as_declared(trace: Trace, op: int, value: int, tensor: torch.Tensor) -> torch.Tensor:
+    """A result of an op that is not torch's, without conj and neg bits: captured ones have none.
 
-    Warns of a copy: plans have no room for it. Raises StepError if its shape or dtype differs.
+    Raises StepError if its shape or dtype differs from before.
     """
     captured, source = trace.values[value], trace.ops[op]
     if tuple(tensor.shape) != captured.shape or str(tensor.dtype) != f"torch.{captured.dtype}":
         found = f"{tensor.dtype} {tuple(tensor.shape)}"
         before = f"torch.{captured.dtype} {captured.shape}"
         raise StepError(reason=f"{source.target} at {source.site} returned {found}, not {before}")
-    if tensor.storage_offset() == captured.offset:
-        if tensor.stride() == captured.stride:
-            return tensor
-        pairs = zip(captured.shape, tensor.stride(), captured.stride, strict=True)
-        if all(lies == lay or side == 1 for side, lies, lay in pairs):
-            return tensor.as_strided(captured.shape, captured.stride, captured.offset)
-    warnings.warn(RELAID.format(op=source.target, site=source.site), stacklevel=2)
+    return tensor.resolve_conj().resolve_neg()
+
+
+def relaid(trace: Trace, op: int, value: int, tensor: torch.Tensor) -> torch.Tensor:
+    """A result whose bytes are read as captured: itself if it lies as captured, else a copy.
+
+    Warns if strides differ: plans have no room for copies. Raises StepError as `as_declared`, and
+    if several elements were one in memory as the result was captured.
+    """
+    tensor = as_declared(trace, op, value, tensor)
+    captured, source = trace.values[value], trace.ops[op]
+    shape, stride, offset = captured.shape, captured.stride, captured.offset
     nbytes = trace.buffers[captured.buffer].nbytes
-    return _copied(tensor, nbytes, captured.shape, captured.stride, captured.offset)
+    here = tensor.storage_offset() == offset and tensor.untyped_storage().nbytes() >= nbytes
+    if here and tensor.stride() == stride:
+        return tensor
+    pairs = zip(shape, tensor.stride(), stride, strict=True)
+    alike = all(lies == lay or side == 1 for side, lies, lay in pairs) or not tensor.numel()
+    if here and alike:
+        return _owned(tensor.as_strided(shape, stride, offset))
+    if any(side > 1 and lay == 0 for side, lay in zip(shape, stride, strict=True)):
+        place = f"{source.target} at {source.site}"
+        raise StepError(reason=f"a result of {place} was expanded, and is not any more")
+    if not alike:
+        warnings.warn(RELAID.format(op=source.target, site=source.site), stacklevel=2)
+    return _copied(tensor, nbytes, shape, stride, offset)
 
 
 def laid(
@@ -52,7 +69,12 @@ def _copied(
     tensor: torch.Tensor, nbytes: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     whole = tensor.new_empty(nbytes // tensor.itemsize)
-    return whole.as_strided(shape, stride, offset).copy_(tensor)
+    return _owned(whole.as_strided(shape, stride, offset).copy_(tensor))
+
+
+def _owned(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that autograd does not take for a view: it may be written to."""
+    return view.detach()
 
 
 def reinterpret(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import torch
 
@@ -96,7 +96,7 @@ class Metering:
             return
         steps, meter = self._registry.steps, open_meter(self._device)
         resident = self._residency.resident_bytes()
-        paused = self._observer.paused
+        paused = WeakMethod(self._observer.paused)
         session = Session(ref(leader), resident, steps.calls, steps.number, meter, paused)
         begun = session.start()
         if not begun and in_backward():

@@ -1,1 +1,1 @@
-"""graphs: one captured graph, from its first profiled step to its planned steps."""
+"""graphs: what is known of one captured graph: its profile, its plan, what its calls met."""

@@ -46,7 +46,7 @@ class Equipment:
 class PlannedGraph:
     """A captured graph, what its steps run, and what they have shown.
 
-    Only its conductor holds it, so it is freed with the code that torch compiled.
+    Only its runner and what that owns hold it, so it is freed with the code that torch compiled.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class PlannedGraph:
     def unmetered(self, obstacle: Obstacle) -> None:
         """Note that a step could not be metered.
 
-        After too many, while workspaces are not known, warn or run in-core (`_give_up`).
+        After too many, while workspaces are not known, warn or run in-core (`give_up`).
         """
         self.obstacles[obstacle] += 1
         if self.profiling is None or self.obstacles[obstacle] < obstacle.most:

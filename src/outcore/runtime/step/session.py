@@ -14,7 +14,7 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Protocol, TypeAlias
@@ -136,7 +136,7 @@ class Session:
     step: int
     """The number of the engine's step at that time."""
     meter: Meter
-    paused: Callable[[Any, Interlude, Calls, Callable[[], int]], None]
+    paused: weakref.WeakMethod[Any]
     """Takes, for each graph with outstanding calls, the most that was held in an interlude: that
     graph, the interlude, the outstanding calls by graph, and a function that gives the bytes."""
     thread: threading.Thread = field(default_factory=threading.current_thread)
@@ -220,15 +220,21 @@ class Session:
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
             self.after_bytes = self.resident_bytes + reading.peak_bytes(last, time.time_ns())
         for interlude in self.interludes:
-            found = ((owner(), calls) for owner, calls in interlude.waiting.items())
-            calls = {graph: number for graph, number in found if graph is not None}
-            peak_bytes = cache(partial(self._peak_bytes, reading, interlude))
-            for graph in calls:
-                self.paused(graph, interlude, calls, peak_bytes)
+            self._hand_out_peak(reading, interlude)
         for visit in done:
             graph = visit.owner()
             if graph is not None:
                 graph.metered(reading, visit)
+
+    def _hand_out_peak(self, reading: Reading, interlude: Interlude) -> None:
+        paused = self.paused()
+        if paused is None:
+            return
+        found = ((owner(), calls) for owner, calls in interlude.waiting.items())
+        calls = {graph: number for graph, number in found if graph is not None}
+        peak_bytes = cache(partial(self._peak_bytes, reading, interlude))
+        for graph in calls:
+            paused(graph, interlude, calls, peak_bytes)
 
 
 @atexit.register
