@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import InfeasibleError
-from outcore.execute.arena import Arena, own_arena
-from outcore.runtime.budget.growth import MOST_COLLECTIONS, Growth
+from outcore.execute.arena import LEAST_BYTES, Arena, own_arena
+from outcore.runtime.budget.growth import CALLS_UNCOUNTED, MOST_COLLECTIONS, Growth
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.external import ExternalMemory
 from outcore.runtime.graphs.status import GraphStatus, GrowthRecord, Refusals
@@ -382,11 +382,12 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
         with_others_bytes=lambda _: 0,
         others_bytes=lambda *_: others,
         allocated_bytes=lambda: held,
+        counts_large_alone=False,
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking, bound_memory=lambda: None)
     external = ExternalMemory(base_bytes=40)
     planned = SimpleNamespace(external=external, peak_bytes=1000, layout=None)
-    execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
+    execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None, uncounted=0)
     graph: Any = SimpleNamespace(status=GraphStatus(refused=Refusals(growth_bytes=0)))
     nothing: Any = None
     settings: Any = SimpleNamespace(budget_bytes=1000, strict=False)
@@ -412,12 +413,13 @@ def test_a_layout_has_room_for_what_libraries_keep(*, laid: bool, more: int) -> 
         others_bytes=lambda *_: 0,
         allocated_bytes=lambda: allocated[-1],
         collect=lambda: False,
+        counts_large_alone=False,
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: 0, bound_memory=lambda: None)
     external = ExternalMemory(base_bytes=100 * MIB)
     layout = object() if laid else None
     planned = SimpleNamespace(external=external, peak_bytes=400 * MIB, layout=layout)
-    execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None)
+    execution: Any = SimpleNamespace(planned=planned, foreseen_bytes=None, uncounted=0)
     graph: Any = SimpleNamespace(status=GraphStatus(refused=Refusals(growth_bytes=0)))
     nothing: Any = None
     settings: Any = SimpleNamespace(budget_bytes=400 * MIB, strict=True)
@@ -445,6 +447,20 @@ def test_what_is_no_ones_any_more_is_let_go_in_each_of_some_steps() -> None:
     for step in range(MOST_COLLECTIONS + 2):
         found.append(0)
         assert [growth._collected() for _ in range(20)] == [step < MOST_COLLECTIONS, *[False] * 19]
+
+
+def test_small_tensors_are_counted_now_and_then() -> None:
+    """The arena does not serve them, so the allocator does not report them."""
+    backend = Backend(budget="26MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    assert not grown(backend)
+    held = [torch.zeros(LEAST_BYTES // 8) for _ in range(8 * MIB // LEAST_BYTES)]
+    training.steps(CALLS_UNCOUNTED)
+    (note,) = grown(backend)
+    assert "holds 4.0" in note
+    inside(backend)
+    del held
 
 
 def test_nothing_is_counted_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:

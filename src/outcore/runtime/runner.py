@@ -64,7 +64,8 @@ class Runner:
         while True:  # until the trace is right
             executable = self.conductor.executable_for(inputs)
             executable = self.engine.eviction.before_forward(graph, executable, inputs)
-            visit = Visit(ref(graph), self._replay_of(executable, inputs))
+            replay = self._replay_of(executable, inputs)
+            visit = Visit(ref(graph), replay, self.engine.steps.returns)
             noted = graph.observed.latest_mix_uncounted or graph.times(executable)
             given = residency.given(graph, inputs) if noted else None
             start = clock.now()

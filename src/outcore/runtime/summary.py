@@ -170,7 +170,8 @@ def _bytes_known_anywhere(budget: str | float | None) -> int:
 def _state(graphs: Sequence[GraphStatus]) -> str:
     """The state of the graphs that somebody differentiates, if there are any; else of all."""
     order = (State.PROFILING, State.PLANNED, State.IN_CORE)
-    asked = [g for g in graphs if g.planned or not g.settled] or graphs
+    came_back = [g for g in graphs if g.history.latest_calls and not g.settled]
+    asked = [*came_back, *(g for g in graphs if g.planned)] or graphs
     first = min((order.index(_way(g)) for g in asked), default=2)
     return str(order[first].value)
 
@@ -185,7 +186,7 @@ def _way(graph: GraphStatus) -> State:
 
 def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:
     """The graphs that follow a plan, and what each adds to a step."""
-    under_way = engine.steps.number if len(engine.stores) else None
+    under_way = engine.steps.number if engine.registry.awaits() else None
     found = [(graph, plan) for graph in graphs if (plan := graph.follows) is not None]
     shares = _shares([graph for graph, _ in found], under_way)
     for (graph, planned), share in zip(found, shares, strict=True):

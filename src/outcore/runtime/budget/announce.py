@@ -13,8 +13,11 @@ from outcore.spec import spec_text
 from outcore.units import format_bytes, format_seconds
 
 
-def announcement(planned: Planned, policy: Policy, number: int) -> str:
-    """Whether graph `number` fits, what the plan moves, and the predicted peak and time."""
+def announcement(planned: Planned, policy: Policy, number: int, *, overridden: bool = False) -> str:
+    """Whether graph `number` fits, what the plan moves, and the predicted peak and time.
+
+    `overridden`: the user has set overrides.
+    """
     in_core, budget = planned.in_core, planned.problem.budget_bytes
     peak, seconds = in_core.peak(Tier.DEVICE), in_core.seconds
     have = f"a budget of {format_bytes(budget)}"
@@ -24,7 +27,8 @@ def announcement(planned: Planned, policy: Policy, number: int) -> str:
             f"{format_bytes(peak)} of {have}"
         )
     does = "fits" if planned.fits_in_core else "does not fit"
-    head = f"outcore: graph {number} {does} {have} as it is; {_by(planned, policy)}"
+    by = _by(planned, policy, overridden=overridden)
+    head = f"outcore: graph {number} {does} {have} as it is; {by}"
     rows = [
         ("in-core", f"peak {format_bytes(peak)}, {format_seconds(seconds)} a step"),
         ("planned", _planned(planned)),
@@ -34,13 +38,15 @@ def announcement(planned: Planned, policy: Policy, number: int) -> str:
     return "\n".join([head, *(f"    {name:<9} {text}" for name, text in rows)])
 
 
-def _by(planned: Planned, policy: Policy) -> str:
-    """Who chose what is moved: the policy, a file of plans, or overrides."""
+def _by(planned: Planned, policy: Policy, *, overridden: bool) -> str:
+    """Who chose what is moved, and why: the policy, a file of plans, or overrides."""
     if planned.from_file:
         return f"its plan is from {planned.from_file}"
     by = planned.plan.policy or spec_text(policy)
     if not planned.fits_in_core:
         return f"planned by {by}"
+    if not overridden:
+        return f"planned by {by}, to leave room for other calls"
     rest = "" if by == FORCED else f"; planned around them by {by}"
     return f"overrides move some tensors anyway{rest}"
 

@@ -28,6 +28,10 @@ MOST_COLLECTIONS = 8
 """Steps in which garbage is collected before it is counted as held. A program that leaves much
 garbage in each step would otherwise wait for the collector in each."""
 
+CALLS_UNCOUNTED = 16
+"""Calls after which live tensors are counted whatever the allocator reports, if it reports large
+ones alone. A count takes some 0.1 ms."""
+
 GROWN = (
     "outcore: this process holds {more} more than when a graph was planned, and no plan has room "
     "for that; steps may need more than the budget: {error}"
@@ -39,7 +43,7 @@ class Growth:
 
     Counting all live tensors is slow. So they are counted only if the allocator reports more than
     at an earlier call of the graph that had room, without what outstanding calls of other graphs
-    hold. If the allocator keeps no count, growth is not noticed.
+    hold; on a CPU also now and then. If the allocator keeps no count, growth is not noticed.
     """
 
     def __init__(
@@ -99,7 +103,9 @@ class Growth:
         if allocated is None:
             return None
         left = self._left_bytes(execution)
-        if foreseen is not None:
+        execution.uncounted += 1
+        overdue = self._residency.counts_large_alone and execution.uncounted >= CALLS_UNCOUNTED
+        if foreseen is not None and not overdue:
             known = graph.status.growth.unplanned_bytes + margin_bytes(self._settings.budget_bytes)
             if allocated - foreseen <= min(left, known):
                 return None
@@ -111,6 +117,7 @@ class Growth:
             ):
                 self._note(graph, came)
                 return None
+        execution.uncounted = 0
         base, room = self._base_bytes(graph, inputs), self._room_bytes(graph, execution)
         if base > room + left and not self._is_refused(graph, base) and self._collected():
             allocated, base = (

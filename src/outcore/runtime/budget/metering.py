@@ -12,7 +12,7 @@ import torch
 from outcore.capture import under_checkpoint
 from outcore.measure import open_meter
 from outcore.runtime.budget.observer import Observer
-from outcore.runtime.budget.registry import IDLE_STEPS, Registry
+from outcore.runtime.budget.registry import IDLE_STEPS, LEFT_BEHIND, Registry
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.obstacle import Obstacle
@@ -185,10 +185,12 @@ class Metering:
         if session is None:
             return False
         leader = session.leader()
-        if leader is caller and not self._registry.waiting(caller):
+        enough = len(session.visits) >= LEFT_BEHIND  # some call may be outstanding at all times
+        if leader is caller and (enough or not self._registry.awaits(caller)):
             # Under torch.utils.checkpoint, backward calls the forward of each block again.
             return bool(session.visits or not under_checkpoint()) and self.end()
-        over = session.here() and bool(session.visits) and not len(self._registry.stores)
+        over = session.here() and bool(session.visits)
+        over = over and (enough or not self._registry.awaits())
         if over and _is_other_size(caller, leader):
             return self.end(beside=caller)
         overlong = self._registry.steps.calls - session.calls > LONGEST_SESSION
@@ -204,7 +206,7 @@ class Metering:
         is metered once more for what comes after its backward calls. Returns as `end`.
         """
         session = self.session
-        if session is None or not session.here() or len(self._registry.stores):
+        if session is None or not session.here() or self._registry.awaits():
             return False
         if early and not self._registry.settled(session.step):
             return False

@@ -321,7 +321,8 @@ class Plans:
         return self.planner.shares(graph, self._registry.running_with(graph))
 
     def _announcement(self, graph: PlannedGraph, planned: Planned) -> str:
-        return announcement(planned, self._settings.policy, self._registry.number(graph))
+        number, rules = self._registry.number(graph), self._settings.given.rules
+        return announcement(planned, self._settings.policy, number, overridden=bool(rules))
 
     # ---- room for them --------------------------------------------------------------------------
 

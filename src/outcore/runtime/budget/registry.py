@@ -8,12 +8,17 @@ from outcore.runtime.budget.steps import Steps
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin
 from outcore.runtime.graphs.status import GraphStatus
+from outcore.runtime.step.session import in_backward
 from outcore.runtime.step.store import Stores
 
 IDLE_STEPS = 4
 """Steps without a forward call after which a graph counts as idle, unless it has come back after a
 longer pause before. No more than a graph is profiled for, so that what torch compiles in its place
 is planned without it."""
+
+LEFT_BEHIND = 16
+"""Calls that come back after which one that began before them is not awaited any more. Somebody may
+keep its result, and never differentiate it."""
 
 
 class Registry:
@@ -93,6 +98,18 @@ class Registry:
         alike = {g.digest for g in self.graphs if g.origin == graph.origin}
         return len(alike - {graph.digest})
 
+    def awaits(self, graph: PlannedGraph | None = None) -> bool:
+        """Whether a call (of `graph`, if given) is outstanding that should come back in this step.
+
+        A call that has come back before need not (`retain_graph`), nor one that was left behind:
+        `LEFT_BEHIND` others have come back since it began. Within a backward call all should.
+        """
+        stores = self.stores.all() if graph is None else self.stores.of(graph)
+        if not stores or in_backward():
+            return bool(stores)
+        since = self.steps.returns - LEFT_BEHIND
+        return any(not s.visit.backward_stop and s.visit.returns > since for s in stores)
+
     def waiting(self, graph: PlannedGraph) -> int:
         """Number of outstanding calls of `graph`."""
         return len(self.stores.of(graph))
@@ -123,7 +140,7 @@ class Registry:
 
         Until the graph has a plan, its place is that of its latest call.
         """
-        begins = not len(self.stores)
+        begins = not self.awaits()
         if not begins and self.steps.overlong:
             for _, status in self._entries:
                 status.history.forget(self.steps.number)
@@ -135,4 +152,4 @@ class Registry:
 
     def passed_by(self, caller: int) -> None:
         """Note the forward call of a graph that cannot be planned: a step may begin with it."""
-        self.steps.pass_by(caller, waiting=bool(len(self.stores)))
+        self.steps.pass_by(caller, waiting=self.awaits())

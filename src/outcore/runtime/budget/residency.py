@@ -134,6 +134,11 @@ class Residency:
         ledger = self._driver.ledger()
         return None if ledger is None else ledger.live_bytes
 
+    @property
+    def counts_large_alone(self) -> bool:
+        """Whether `allocated_bytes` leaves out small tensors, as on a CPU."""
+        return self.device.type != "cuda"
+
     def level_bytes(self, graph: PlannedGraph) -> int | None:
         """Allocated bytes while one call of `graph` is the only outstanding call.
 

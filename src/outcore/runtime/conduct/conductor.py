@@ -93,16 +93,15 @@ class Conductor:
         graph, status = self.graph, self.graph.status
         self._planned_steps.hold_against(inputs)
         own = self.engine.registry.waiting(graph)
-        if not own:
+        if not self.engine.registry.awaits(graph):
             self._planned_steps.leave_layout()
         self.engine.observer.called(graph, own, inputs)
         graph.origin = graph.origin or self._origin(inputs)
-        waiting = 1 + own
-        status.most_outstanding = max(status.most_outstanding, waiting)
+        status.most_outstanding = max(status.most_outstanding, 1 + own)
         if graph.retired:
             return graph.fallback
         if graph.execution is not None:
-            return self._planned_steps.executable(graph.execution, waiting, inputs)
+            return self._planned_steps.executable(graph.execution, inputs)
         return self._first_steps.executable(own, inputs)
 
     def _origin(self, inputs: list[Any]) -> Origin:
@@ -124,8 +123,10 @@ class Conductor:
         return graph.checks(executable) or (pausing and graph.times(executable))
 
     def _is_first(self) -> bool:
-        """Whether no other planned graph has an outstanding call, so that the step begins here."""
-        return all(g.planned is None for g in self.engine.registry.outstanding(self.graph))
+        """Whether no call of another planned graph is awaited, so that the step begins here."""
+        registry = self.engine.registry
+        others = (g for g in registry.outstanding(self.graph) if g.planned is not None)
+        return not any(map(registry.awaits, others))
 
     def _record(self, executable: Executable, visit: Visit) -> None:
         graph, execution, profiling = self.graph, self.graph.execution, self.graph.profiling

@@ -38,15 +38,13 @@ class PlannedSteps:
             graph.unfollow()
             graph.tightened = False  # unlike other new plans, the next one starts from a profile
 
-    def executable(
-        self, execution: PlannedExecution, waiting: int, inputs: list[Any]
-    ) -> Executable:
+    def executable(self, execution: PlannedExecution, inputs: list[Any]) -> Executable:
         """The executable of the plan or of its trial; plans again first if there is a reason to.
 
-        `waiting`: outstanding calls of the graph, this one included.
+        Plans nothing while another call of the graph should still come back in this step.
         """
         engine, graph = self.engine, self.graph
-        if waiting == 1:
+        if not engine.registry.awaits(graph):
             execution = engine.contention.beside_calls(graph, self._tried(execution))
             execution = engine.contention.leaving_more(graph, execution)
             if execution.trial is None:
@@ -60,7 +58,7 @@ class PlannedSteps:
 
         If a call is outstanding, no recording begins: one may already be under way.
         """
-        if self.engine.registry.waiting(self.graph):
+        if self.engine.registry.awaits(self.graph):
             return execution.executable
         execution.recording = recording = self._begin_recording()
         return execution.executable if recording is None else recording.executable
@@ -86,7 +84,7 @@ class PlannedSteps:
         if trial is not None:
             execution.trial = trial if engine.trials.hears(trial) else None
         elif execution.watch.due(graph.status.steps) and execution.planned.may_improve:
-            execution.trial = None if engine.registry.waiting(graph) else self._begin_trial()
+            execution.trial = None if engine.registry.awaits(graph) else self._begin_trial()
         return execution.trial
 
     def _begin_trial(self) -> Trial | None:

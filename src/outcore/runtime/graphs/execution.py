@@ -30,6 +30,8 @@ class PlannedExecution:
     """The most that the allocator may report as a call begins, if no more external memory is held
     than was planned for; without what outstanding calls of other graphs hold (`Growth`). None: not
     known yet."""
+    uncounted: int = 0
+    """Calls since external memory was last counted."""
     lean: Executable | None = None
     """A program of little memory for calls that find too little room (`Eviction`); None before."""
     lean_refused_bytes: float = inf

@@ -104,7 +104,8 @@ class Planned:
     def fits_in_core(self) -> bool:
         """Whether keeping everything fits.
 
-        If so, only a file of plans or overrides make the plan move anything.
+        If so, the plan moves something because of a file of plans or overrides, or because other
+        calls were thought to need more room than they turned out to need.
         """
         return self.in_core.peak(Tier.DEVICE) <= self.problem.limit_bytes(Tier.DEVICE)
 

@@ -59,6 +59,8 @@ class Visit:
 
     owner: weakref.ref[Metered]
     replay: Replay | None = None
+    returns: int = 0
+    """Backward calls that the engine had counted as the forward call began."""
     thread: threading.Thread = field(default_factory=threading.current_thread)
     """The thread of the forward call."""
     forward_stop: int = 0
