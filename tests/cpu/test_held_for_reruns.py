@@ -113,6 +113,15 @@ def test_the_log_says_how_many():
     assert "0 kept, 3 held for reruns" in announcement(planned, resolve("search"), 1)
 
 
+def test_the_log_says_why_something_is_moved_although_everything_would_fit():
+    """When it was planned, other calls were thought to need more room."""
+    roomy = replace(PROBLEM, budget_bytes=1 << 40)
+    program, kept = lower(roomy, PLAN), lower(roomy, make_plan({}))
+    planned = Planned(roomy, PLAN, program, simulate(roomy, program), simulate(roomy, kept))
+    (head, *_) = announcement(planned, resolve("search"), 1).splitlines()
+    assert head.endswith("as it is; planned by by hand, to leave room for other calls")
+
+
 def test_before_training():
     unknown = (replace(op, target="test.f") for op in PROBLEM.trace.ops)
     trace = replace(PROBLEM.trace, ops=tuple(unknown))

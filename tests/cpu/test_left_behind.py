@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend
-from outcore.runtime.budget.registry import LEFT_BEHIND
 from tests.cpu.training import away, back, same
 
 HABITS = ["retained", "kept", "late"]
+STEPS = 72
 
 
 def layers() -> nn.Sequential:
@@ -44,10 +44,10 @@ def test_it_is_planned_although_a_call_is_always_outstanding(habit: str) -> None
     torch.manual_seed(0)
     module = layers()
     plain, backend = copy.deepcopy(module), Backend(budget="7MiB")
-    call, steps = torch.compile(module, backend=backend, dynamic=False), 4 * LEFT_BEHIND
+    call = torch.compile(module, backend=backend, dynamic=False)
     traced = torch.compile(plain, backend="aot_eager", dynamic=False)
-    expected = [away(each) for each in gradients(plain, traced, habit, steps)]
-    found = gradients(module, call, habit, steps)
+    expected = [away(each) for each in gradients(plain, traced, habit, STEPS)]
+    found = gradients(module, call, habit, STEPS)
     assert all(same([each], [back(expected[step])]) for step, each in enumerate(found))
     report = backend.report()
     assert report.state in ("planned", "in-core"), "which is a plan that keeps everything"
@@ -63,8 +63,8 @@ def test_it_is_planned_again_although_a_result_is_kept() -> None:
     module, held = layers(), []
     backend = Backend(budget="5MiB")
     call = torch.compile(module, backend=backend, dynamic=False)
-    for step, _ in enumerate(gradients(module, call, "kept", 4 * LEFT_BEHIND)):
-        if step == 3 * LEFT_BEHIND:
+    for step, _ in enumerate(gradients(module, call, "kept", STEPS)):
+        if step == STEPS - 10:
             assert backend.report().state in ("in-core", "planned")
             held.append(torch.zeros(1 << 18))
     assert backend.engine is not None

@@ -12,7 +12,7 @@ import torch
 from outcore.capture import under_checkpoint
 from outcore.measure import open_meter
 from outcore.runtime.budget.observer import Observer
-from outcore.runtime.budget.registry import IDLE_STEPS, LEFT_BEHIND, Registry
+from outcore.runtime.budget.registry import IDLE_STEPS, Registry
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.obstacle import Obstacle
@@ -185,7 +185,8 @@ class Metering:
         if session is None:
             return False
         leader = session.leader()
-        enough = len(session.visits) >= LEFT_BEHIND  # some call may be outstanding at all times
+        # Some call may be outstanding at all times.
+        enough = len(session.visits) >= self._registry.many_returns
         if leader is caller and (enough or not self._registry.awaits(caller)):
             # Under torch.utils.checkpoint, backward calls the forward of each block again.
             return bool(session.visits or not under_checkpoint()) and self.end()

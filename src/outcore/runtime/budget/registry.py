@@ -16,9 +16,10 @@ IDLE_STEPS = 4
 longer pause before. No more than a graph is profiled for, so that what torch compiles in its place
 is planned without it."""
 
-LEFT_BEHIND = 16
-"""Calls that come back after which one that began before them is not awaited any more. Somebody may
-keep its result, and never differentiate it."""
+LEFT_BEHIND = 8
+"""Calls that come back, times the most that were outstanding at once (of all graphs), after which
+one that began before them is not awaited any more. Somebody may keep its result, and never
+differentiate it."""
 
 
 class Registry:
@@ -98,16 +99,24 @@ class Registry:
         alike = {g.digest for g in self.graphs if g.origin == graph.origin}
         return len(alike - {graph.digest})
 
+    @property
+    def many_returns(self) -> int:
+        """More backward calls than there are in a step, as far as one can know."""
+        return LEFT_BEHIND * sum(status.most_outstanding for _, status in self._entries)
+
     def awaits(self, graph: PlannedGraph | None = None) -> bool:
         """Whether a call (of `graph`, if given) is outstanding that should come back in this step.
 
         A call that has come back before need not (`retain_graph`), nor one that was left behind:
-        `LEFT_BEHIND` others have come back since it began. Within a backward call all should.
+        `many_returns` others have come back since it began. Within a backward call all should.
         """
         stores = self.stores.all() if graph is None else self.stores.of(graph)
         if not stores or in_backward():
             return bool(stores)
-        since = self.steps.returns - LEFT_BEHIND
+        latest, returns = stores[-1].visit, self.steps.returns
+        if latest.returns == returns and not latest.backward_stop:
+            return True
+        since = returns - self.many_returns
         return any(not s.visit.backward_stop and s.visit.returns > since for s in stores)
 
     def waiting(self, graph: PlannedGraph) -> int:
