@@ -18,7 +18,7 @@ from outcore.runtime.budget.growth import CALLS_UNCOUNTED, MOST_COLLECTIONS, Gro
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.external import ExternalMemory
 from outcore.runtime.graphs.status import GraphStatus, GrowthRecord, Refusals
-from outcore.runtime.limits.margin import slack_bytes
+from outcore.runtime.limits.margin import margin_bytes, slack_bytes
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 pytestmark = pytest.mark.skipif(
@@ -447,6 +447,21 @@ def test_what_is_no_ones_any_more_is_let_go_in_each_of_some_steps() -> None:
     for step in range(MOST_COLLECTIONS + 2):
         found.append(0)
         assert [growth._collected() for _ in range(20)] == [step < MOST_COLLECTIONS, *[False] * 19]
+
+
+def test_growth_may_use_the_margin_up() -> None:
+    backend = Backend(budget="28MiB", policy="pooch", strict=True)
+    training = Training(backend)
+    training.steps()
+    before = backend.report()
+    assert before.predicted_peak_bytes is not None
+    left = before.budget_bytes - before.predicted_peak_bytes + margin_bytes(before.budget_bytes)
+    held = torch.zeros(left // 4 - 1024)
+    training.steps(3)
+    after = backend.report()
+    assert not grown(backend)
+    assert after.predicted_peak_bytes == after.budget_bytes
+    del held
 
 
 def test_small_tensors_are_counted_now_and_then() -> None:

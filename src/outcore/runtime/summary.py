@@ -19,6 +19,7 @@ from outcore.runtime.graphs.drift import WATCHED_STEPS
 from outcore.runtime.graphs.history import LATEST
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.status import GraphStatus, State
+from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.settings.options import DEFAULT_POLICY
 from outcore.units import format_bytes, format_seconds, parse_size
 
@@ -206,7 +207,7 @@ def _with_plans(
     return replace(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) + came for p, came in planned),
-        predicted_peak_bytes=max(p.peak_bytes + came for p, came in planned),
+        predicted_peak_bytes=max(_grown(p, came, common.budget_bytes) for p, came in planned),
         measured_peak_bytes=engine.metering.peak_bytes,
         measured_seconds=_measured_seconds(clock, parts),
         replans=sum(part.planned.replanned is not None for part in parts),
@@ -221,6 +222,13 @@ def _with_plans(
             *_drift_notes(named, clock, engine.settings.drift),
         ),
     )
+
+
+def _grown(planned: Planned, came_bytes: int, budget_bytes: int) -> int:
+    """The predicted peak with growth that was not planned for, which may use the margin up."""
+    peak = planned.peak_bytes + came_bytes
+    fits = peak - margin_bytes(budget_bytes) <= budget_bytes
+    return min(peak, budget_bytes) if fits else peak
 
 
 def _measured_seconds(clock: Clock, parts: list[Part]) -> float | None:
