@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from outcore.capture import (
 )
 from outcore.errors import NotEngagedError
 from outcore.runtime.backend import Backend
-from outcore.uncompiled import Uncompiled, own, pieces
+from outcore.uncompiled import Uncalled, Uncompiled, own, pieces
 
 M = TypeVar("M", bound=nn.Module)
 Call = Callable[..., Any]
@@ -37,6 +38,12 @@ Call = Callable[..., Any]
 RAN_UNCOMPILED = (
     "a call inside a transform (torch.func, forward-mode AD), a dispatch mode (such as a FLOP "
     "counter or fake tensors) or torch.jit.trace ran as plain PyTorch: the budget does not cover it"
+)
+
+UNCALLED = (
+    "parameters of {model} get gradients although {model} itself is not called: it runs as plain "
+    "PyTorch, and the budget does not cover it. If the training loop calls other methods of it, "
+    "wrap the modules that these call, in one outcore.session"
 )
 
 UNSEEN = (
@@ -121,6 +128,8 @@ class CallWrapper:
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, because the model as a whole is not."""
         self._model = ref(model)
+        self._uncalled = None if inner else Uncalled(model, partial(_tell_uncalled, ref(self)))
+        """Watches for gradients up to the first call."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
         self._traced = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
@@ -139,6 +148,9 @@ class CallWrapper:
         if not torch.is_grad_enabled():
             # Nothing to plan, and it would count toward torch's limit on recompiles.
             return self._run_uncompiled(model, args, kwargs)
+        if self._uncalled is not None:
+            self._uncalled.stop()
+            self._uncalled = None
         if must_run_uncompiled():
             self._note_uncompiled(model)
             return self._run_uncompiled(model, args, kwargs)
@@ -180,9 +192,18 @@ class CallWrapper:
     def stop_looking(self) -> None:
         """Remove the hooks on parameters."""
         self.backend.parameters.lookers.discard(self)
-        uncompiled, self._uncompiled = self._uncompiled, None
-        if uncompiled is not None:
-            uncompiled.stop()
+        for looker in (self._uncompiled, self._uncalled):
+            if looker is not None:
+                looker.stop()
+        self._uncompiled = self._uncalled = None
+
+    def tell_uncalled(self, parameter: int) -> None:
+        """Warn that the model is not called, unless a graph has the parameter with this `id`."""
+        if self._uncalled is not None:
+            self._uncalled.stop()
+        model, known = self._model(), [w.backend.parameters.ids for w in WRAPPERS.values()]
+        if model is not None and all(ids is not None and parameter not in ids for ids in known):
+            self._note(model, UNCALLED.format(model=type(model).__name__), aloud=True)
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module as torch compiles it, with recurrent layers kept out of graphs."""
@@ -293,6 +314,13 @@ for all instances of a class."""
 
 WRAPPERS: WeakKeyDictionary[nn.Module, CallWrapper] = WeakKeyDictionary()
 """Wrapped module -> its wrapper."""
+
+
+def _tell_uncalled(wrapper: ref[CallWrapper], parameter: int) -> None:
+    """`CallWrapper.tell_uncalled`; hooks of parameters outlive wrappers."""
+    found = wrapper()
+    if found is not None:
+        found.tell_uncalled(parameter)
 
 
 def _seen(backend: Backend) -> int:

@@ -1,14 +1,18 @@
-"""uncompiled: find parts of a model that torch runs uncompiled, outside of all graphs."""
+"""uncompiled: find models and parts of models that run uncompiled, outside of all graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from outcore.capture import recurrent_layers
+
+MOST_WATCHED = 64
+"""Parameters that are watched for a model that is not called."""
 
 OWN = "torch.nn."
 """Prefix of torch's own module classes, which torch compiles only as part of other code."""
@@ -60,6 +64,34 @@ class Uncompiled:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
+
+
+class Uncalled:
+    """Notices that parameters of a model get gradients although the model itself is not called.
+
+    It watches some of them by hooks, until the second gradient of one: the first may come from a
+    penalty on the parameters alone.
+    """
+
+    def __init__(self, model: nn.Module, tell: Callable[[int], None]) -> None:
+        """`tell` is called with the `id` of such a parameter, in backward."""
+        self._tell, self._often = tell, Counter[int]()
+        trained = [p for p in model.parameters() if p.requires_grad and type(p) is nn.Parameter]
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]  # torch leaves it so
+            for p in trained[:: 1 + len(trained) // MOST_WATCHED]
+        ]
+
+    def _note(self, parameter: Tensor) -> None:
+        self._often[id(parameter)] += 1
+        if self._often[id(parameter)] > 1:
+            self._tell(id(parameter))
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
 
 def _note(used: set[str], path: str, _: Tensor) -> None:

@@ -269,7 +269,8 @@ def test_a_call_that_waits_when_the_trial_is_done() -> None:
 
 def left_by_a_forward_call(training: Training) -> Any:
     """A store of the graph, as a forward call leaves it."""
-    return Store(Visit(ref(training.graph)), training.graph.executable, EmptyLane(), [])
+    visit = Visit(ref(training.graph), returns=training.engine.steps.returns)
+    return Store(visit, training.graph.executable, EmptyLane(), [])
 
 
 def test_a_trial_times_first_runs_and_reruns() -> None:

@@ -362,3 +362,60 @@ class TestAside:
         found = pieces(module, ["blocks.0.0", "blocks.0.1", "blocks.2.0", "head"])
         assert list(found) == ["blocks.0", "blocks.2.0", "head"]
         assert found["blocks.0"] is module.blocks[0]
+
+
+class Coded(nn.Module):
+    """Its training loop may call methods of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(16, 4), nn.Linear(4, 16)
+
+    def encode(self, x: Tensor) -> Tensor:
+        code: Tensor = self.encoder(x)
+        return code
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.decoder(self.encode(x))
+        return result
+
+
+def watched(module: nn.Module) -> list[Tensor]:
+    return [p for p in module.parameters() if p._post_accumulate_grad_hooks]
+
+
+def test_a_model_that_is_not_called_although_it_trains() -> None:
+    model, x = outcore.wrap(Coded(), budget=BUDGET), torch.randn(8, 16)
+    model.encode(x).sum().backward()  # once may be a penalty on parameters
+    with pytest.warns(UserWarning, match="of Coded get gradients although Coded itself is not"):
+        model.encode(x).sum().backward()
+    (note,) = outcore.handle(model).report().notes
+    assert "wrap the modules that these call" in note
+    model.encode(x).sum().backward()
+    assert not watched(model)
+    strict = outcore.wrap(Coded(), budget=BUDGET, strict=True)
+    strict.encode(x).sum().backward()
+    with pytest.raises(NotEngagedError, match="other methods"):
+        strict.encode(x).sum().backward()
+
+
+def test_nobody_watches_for_gradients_of_a_model_that_is_called_or_unwrapped() -> None:
+    model, x = outcore.wrap(Coded(), budget=BUDGET), torch.randn(8, 16)
+    assert len(watched(model)) == 4
+    model(x).sum().backward()
+    outcore.handle(model).parameters.lookers.clear()
+    for _ in range(STEPS):
+        model(x).sum().backward()
+    assert not watched(model)
+    unwrapped = outcore.wrap(Coded(), budget=BUDGET)
+    outcore.unwrap(unwrapped)
+    assert not watched(unwrapped)
+
+
+def test_a_model_inside_one_that_is_called_has_its_parameters_in_graphs() -> None:
+    with outcore.session(budget=BUDGET) as ooc:
+        inner = ooc.wrap(Coded())
+        outer = ooc.wrap(nn.Sequential(inner, nn.Tanh()))
+        for _ in range(3):
+            outer(torch.randn(8, 16)).sum().backward()
+        assert not ooc.report().notes
