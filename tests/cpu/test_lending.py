@@ -224,7 +224,7 @@ class Volumes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Conv3d(4, 4, 3, padding=1) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Conv3d(4, 4, 3, padding=1) for _ in range(3 * LAYERS))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -233,7 +233,7 @@ class Volumes(nn.Module):
 
 
 def test_a_batch_of_one_needs_larger_workspaces(peaks: list[tuple[bool, int]]) -> None:
-    budget = 5 << 19
+    budget = 13 << 18  # less than one row needs in-core, whatever workspaces this CPU needs
     backend = backend_of(budget)
     call = torch.compile(Volumes(), backend=backend, dynamic=True)
     for rows in [4] * (PROFILED_STEPS + 1) + [1] * 3:
