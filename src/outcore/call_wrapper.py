@@ -148,9 +148,7 @@ class CallWrapper:
         if not torch.is_grad_enabled():
             # Nothing to plan, and it would count toward torch's limit on recompiles.
             return self._run_uncompiled(model, args, kwargs)
-        if self._uncalled is not None:
-            self._uncalled.stop()
-            self._uncalled = None
+        self.stop_watching()
         if must_run_uncompiled():
             self._note_uncompiled(model)
             return self._run_uncompiled(model, args, kwargs)
@@ -192,15 +190,20 @@ class CallWrapper:
     def stop_looking(self) -> None:
         """Remove the hooks on parameters."""
         self.backend.parameters.lookers.discard(self)
-        for looker in (self._uncompiled, self._uncalled):
-            if looker is not None:
-                looker.stop()
-        self._uncompiled = self._uncalled = None
+        uncompiled, self._uncompiled = self._uncompiled, None
+        if uncompiled is not None:
+            uncompiled.stop()
+        self.stop_watching()
+
+    def stop_watching(self) -> None:
+        """Do not notice any more if the model trains without being called."""
+        uncalled, self._uncalled = self._uncalled, None
+        if uncalled is not None:
+            uncalled.stop()
 
     def tell_uncalled(self, parameter: int) -> None:
         """Warn that the model is not called, unless a graph has the parameter with this `id`."""
-        if self._uncalled is not None:
-            self._uncalled.stop()
+        self.stop_watching()
         model, known = self._model(), [w.backend.parameters.ids for w in WRAPPERS.values()]
         if model is not None and all(ids is not None and parameter not in ids for ids in known):
             self._note(model, UNCALLED.format(model=type(model).__name__), aloud=True)

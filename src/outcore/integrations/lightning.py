@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
+from outcore.call_wrapper import WRAPPERS
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
 from outcore.runtime.settings.options import Keywords, checked_options
@@ -123,6 +124,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
                 pl_module.log(name, float(value), on_step=True, on_epoch=False)
 
     def _look_for_work(self, session: Session, pl_module: nn.Module, before: int) -> None:
+        for module in session.wrapped:  # this warns of those that train without being called
+            WRAPPERS[module].stop_watching()
         if session.calls == before and not session.backend.notes:
             raise NotEngagedError(model=type(pl_module).__name__)
         idle = set(session.idle)
