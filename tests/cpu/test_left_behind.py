@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -54,6 +57,37 @@ def test_it_is_planned_although_a_call_is_always_outstanding(habit: str) -> None
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
+
+
+def test_a_metered_step_that_is_left_behind_keeps_no_engine() -> None:
+    """Only its own thread could end it, and that is busy with something else."""
+    torch._dynamo.reset()
+    begun, over = threading.Event(), threading.Event()
+    made: list[Any] = []
+
+    def begin() -> None:
+        module, backend = layers(), Backend(budget="1GiB")
+        call = torch.compile(module, backend=backend, dynamic=False)
+        call(torch.randn(8, 64))
+        assert backend.engine is not None
+        assert backend.engine.metering.session is not None
+        made.extend((module, backend, call))
+        del module, backend, call
+        begun.set()
+        over.wait()
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        driver = ref(made[1].engine.driver)
+        made.clear()
+        torch._dynamo.reset()
+        gc.collect()
+        assert driver() is None
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_it_is_planned_again_although_a_result_is_kept() -> None:

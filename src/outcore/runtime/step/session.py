@@ -140,7 +140,8 @@ class Session:
     meter: Meter
     paused: weakref.WeakMethod[Any]
     """Takes, for each graph with outstanding calls, the most that was held in an interlude: that
-    graph, the interlude, the outstanding calls by graph, and a function that gives the bytes."""
+    graph, the interlude, the outstanding calls by graph, and a function that gives the bytes. Held
+    weakly: a session that only its own thread may end can outlive its engine."""
     thread: threading.Thread = field(default_factory=threading.current_thread)
     ending: threading.RLock = field(default_factory=threading.RLock)
     """Held while the session ends: a report may end it too, and so may the garbage collector."""
