@@ -24,6 +24,7 @@ from outcore.ir.plan import make_plan
 from outcore.ir.trace import Ref
 from outcore.lower import lower
 from outcore.policies.recompute_all import RecomputeAll
+from outcore.runtime.budget import plans
 from outcore.runtime.graphs.calls import Calls, Taken, least_together, together
 from tests.cpu.test_asked_room import peak_bytes
 from tests.cpu.test_budget_kept import inside
@@ -204,7 +205,19 @@ def test_one_call_has_its_peak_and_the_others_what_crosses() -> None:
         assert same(train_blocks(backend), plain)
         assert backend.report().state == "planned"
         inside(backend)
-        assert not worker._waiting, "its memory would be missing"
+
+
+@pytest.mark.parametrize("lacking_bytes", [0, 1])
+def test_the_planning_process_stays_only_while_all_of_the_budget_is_available(
+    lacking_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = int(in_core_peak() * 0.65)
+    monkeypatch.setattr(plans, "available_bytes", lambda: budget - lacking_bytes)
+    backend = Backend(budget=budget)
+    train_blocks(backend)
+    assert backend.report().state == "planned"
+    assert bool(worker._waiting) == (not lacking_bytes)
+    worker.dismiss()
 
 
 def test_the_least_budget_of_several_calls_is_enough() -> None:

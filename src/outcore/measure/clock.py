@@ -25,21 +25,26 @@ class Stopwatch:
     """Op -> (start, stop) of its latest noted runs."""
     reruns: bool = False
     """Whether recomputations count, too. They run the same kernels."""
+    _medians: tuple[float, ...] | None = field(default=None, init=False)
+    """Cache for `seconds`; None after a note."""
 
     def note(self, position: int, start: Moment, stop: Moment) -> None:
         """Note that the run at body position `position` took from `start` to `stop`."""
         action = self.program.body[position].action
         if isinstance(action, Run) and (self.reruns or not action.again):
             self.notes.setdefault(action.op, deque(maxlen=LATEST)).append((start, stop))
+            self._medians = None
 
     def seconds(self, ops: int) -> tuple[float, ...]:
         """Median seconds of each op; 0 for an op that was never noted."""
-        return tuple(
-            median(self.clock.seconds(start, stop) for start, stop in self.notes[op])
-            if op in self.notes
-            else 0.0
-            for op in range(ops)
-        )
+        if self._medians is None or len(self._medians) != ops:
+            self._medians = tuple(
+                median(self.clock.seconds(start, stop) for start, stop in self.notes[op])
+                if op in self.notes
+                else 0.0
+                for op in range(ops)
+            )
+        return self._medians
 
     def last(self, op: int) -> tuple[int, int]:
         """Start and stop of the latest run of `op` on the host, in nanoseconds."""

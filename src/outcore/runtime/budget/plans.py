@@ -35,6 +35,7 @@ from outcore.runtime.graphs.lending import scaled, total_bytes, workspaces
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.graphs.trial import Trial
+from outcore.runtime.limits.host import available_bytes
 from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.planning.planner import Planner
 from outcore.runtime.planning.shares import Shares
@@ -329,8 +330,8 @@ class Plans:
     def _take(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """Reserve a plan's room in the outer tiers, and remember the plan."""
         planned = replace(planned, planning_seconds=graph.status.planning_seconds)
-        if self._on_cpu:
-            worker.dismiss()  # the planning worker waits: the step needs its memory
+        if self._on_cpu and available_bytes() < self._settings.budget_bytes:
+            worker.dismiss()  # the planning worker waits, and the step may need its memory
         self.bound_memory({graph: planned})  # first: pinning host memory uses device memory
         try:
             self._reserve(graph, planned)

@@ -6,7 +6,7 @@ The rules are those of decisions 0004 and 0031.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from outcore.ir.hardware import Hardware, Tier
@@ -60,6 +60,10 @@ class Shares:
     unplanned_lean: bool = False
     """Whether to assume that graphs without a plan will hold no more than under their leanest plan.
     """
+    _needed: dict[tuple[PlannedGraph, Hardware, int], int | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Cache for `_needed_in_all`."""
 
     def problem(
         self, hardware: Hardware, profile: Profile, external_bytes: int, between_bytes: int = 0
@@ -279,8 +283,15 @@ class Shares:
         trace = self.graph.captured.trace
         mine = outside_bytes + borrowed_bytes(trace) + returned_bytes(trace)
         since = external.base_bytes - external.timed_base_bytes
-        needed = ((g, self._needed_in_all(g, hardware, since)) for g in graphs)
-        return {g: nbytes - mine for g, nbytes in needed if nbytes is not None}
+        needed: dict[PlannedGraph, int] = {}
+        for g in graphs:
+            key = g, hardware, since
+            if key not in self._needed:
+                self._needed[key] = self._needed_in_all(g, hardware, since)
+            nbytes = self._needed[key]
+            if nbytes is not None:
+                needed[g] = nbytes - mine
+        return needed
 
     def _needed_in_all(self, graph: PlannedGraph, hardware: Hardware, since: int) -> int | None:
         """What `graph` needs in all, at the least, but for what calls of this graph alone hold.
