@@ -6,7 +6,7 @@ from outcore.allocators.packing import Stay, pack
 from outcore.capture import trace_network
 from outcore.compare import Comparison
 from outcore.networks import network
-from outcore.policies.search import Search
+from outcore.policies.search.search import Search
 from outcore.presets import preset
 
 MACHINE = "v100-pcie3"

@@ -13,7 +13,7 @@ from benchmarks.planner.together import together
 from benchmarks.reproduction.steps import Scale, lab
 from outcore.compare import Comparison
 from outcore.lower import lower
-from outcore.policies.search import Search
+from outcore.policies.search.search import Search
 from outcore.presets import preset
 from outcore.simulate import simulate
 from outcore.sweep.budgets import spaced

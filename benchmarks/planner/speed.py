@@ -17,7 +17,7 @@ from outcore.compare import Comparison
 from outcore.networks import NetworkSpec, network
 from outcore.networks.gpt import GPT
 from outcore.networks.transformer import TransformerShape
-from outcore.policies.search import Search
+from outcore.policies.search.search import Search
 from outcore.presets import preset
 
 MINUTE = Search(effort=1e6, seconds=60.0)

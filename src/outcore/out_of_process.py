@@ -24,8 +24,8 @@ from outcore.ir.program import Program
 from outcore.lower import lower
 from outcore.planfile import Overridden
 from outcore.policies import Policy, ask
-from outcore.policies.defragment import Defragment
-from outcore.policies.search import Search
+from outcore.policies.search.defragment import Defragment
+from outcore.policies.search.search import Search
 
 log = logging.getLogger("outcore")
 search_log = logging.getLogger("outcore.search")

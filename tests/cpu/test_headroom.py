@@ -14,7 +14,7 @@ from outcore.ir.problem import Problem
 from outcore.out_of_process import Tried
 from outcore.policies import infeasible
 from outcore.policies.floor import floor
-from outcore.policies.swap_all import SwapAll
+from outcore.policies.pooch.swap_all import SwapAll
 from outcore.runtime.planning.headroom import Once, with_places
 from tests.pure.building import dense_problem
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.errors import InfeasibleError
 from outcore.out_of_process import plan_out_of_process
-from outcore.policies.search import Search
+from outcore.policies.search.search import Search
 from outcore.runtime.planning import solving
 from outcore.runtime.planning.fitting import Fitting
 from tests.cpu.training import same

@@ -18,8 +18,8 @@ from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Alloc, Copy, Free, Program, Run
 from outcore.ir.trace import Ref, Role, Trace
 from outcore.lower import lower
-from outcore.policies.search import Search
-from outcore.policies.search_space import WORTH, make_space
+from outcore.policies.search.search import Search
+from outcore.policies.search.space import WORTH, make_space
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, dense_problem, small_problem
 

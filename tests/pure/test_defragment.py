@@ -20,9 +20,9 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
-from outcore.policies.defragment import Defragment
-from outcore.policies.pooch import Pooch
-from outcore.policies.swap_opt import SwapOpt
+from outcore.policies.pooch.pooch import Pooch
+from outcore.policies.pooch.swap_opt import SwapOpt
+from outcore.policies.search.defragment import Defragment
 from outcore.simulate import simulate
 from tests.pure.chainer_resnet import table3_problem
 from tests.pure.strategies import planned

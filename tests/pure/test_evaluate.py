@@ -346,7 +346,7 @@ import random, sys
 sys.modules["numba"] = None
 from outcore import compiled
 from outcore.evaluate import KEEP, Evaluator
-from outcore.policies.search_space import make_space
+from outcore.policies.search.space import make_space
 from tests.pure.building import small_problem
 from tests.pure.test_evaluate import deep_problem, reference, some_kinds, some_hints
 assert not compiled.COMPILED

@@ -17,8 +17,8 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Copy, Program, Run, Stream
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
-from outcore.policies.just_in_time import COPY_SLACK, just_in_time
-from outcore.policies.search import Search
+from outcore.policies.search.just_in_time import COPY_SLACK, just_in_time
+from outcore.policies.search.search import Search
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, relinked
 from tests.pure.chainer_resnet import table3_problem

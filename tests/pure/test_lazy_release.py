@@ -15,10 +15,10 @@ from outcore.ir.plan import Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Copy, Free, Program, Run, Stream
 from outcore.lower import lower
-from outcore.policies import lazy_release as lazy_release_module
-from outcore.policies.judge import judge
-from outcore.policies.lazy_release import lazy_release
-from outcore.policies.search import Search
+from outcore.policies.search import lazy_release as lazy_release_module
+from outcore.policies.search.judge import judge
+from outcore.policies.search.lazy_release import lazy_release
+from outcore.policies.search.search import Search
 from outcore.simulate import simulate
 from tests.pure.building import relinked
 from tests.pure.chainer_resnet import table3_problem

@@ -17,11 +17,11 @@ from outcore.ir.trace import Donation, Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import parse_policy
 from outcore.policies.floor import plan_floor
-from outcore.policies.lms import Lms
-from outcore.policies.lms_levels import levels
-from outcore.policies.lms_replay import Replay
-from outcore.policies.lms_swaps import Setting, choices, edges
-from outcore.policies.lms_tune import TUNED, largest, tighten, tune
+from outcore.policies.lms.levels import levels
+from outcore.policies.lms.lms import Lms
+from outcore.policies.lms.replay import Replay
+from outcore.policies.lms.swaps import Setting, choices, edges
+from outcore.policies.lms.tune import TUNED, largest, tighten, tune
 from tests.pure.building import TraceBuilder, small_hardware
 from tests.pure.strategies import problems
 

@@ -22,7 +22,7 @@ from outcore.out_of_process import (
     plan_out_of_process,
 )
 from outcore.policies import floor, resolve
-from outcore.policies.search import Search
+from outcore.policies.search.search import Search
 from tests.pure.test_policies import chain
 
 QUICK = Search(min_bytes=1, effort=0.01)
@@ -131,7 +131,7 @@ def test_a_refusal_holds_nothing_once_it_is_caught(call):
 def test_how_far_it_is_goes_to_the_log(monkeypatch, caplog):
     code = """
 from outcore import out_of_process
-from outcore.policies import search_walks
+from outcore.policies.search import walks as search_walks
 search_walks.TOLD_EVERY = 0.0
 out_of_process.serve()
 """
@@ -148,7 +148,7 @@ def test_what_is_prepared_is_what_a_search_calls():
     code = """
 from outcore import compiled, out_of_process
 from outcore.allocators.packing import Stay, pack
-from outcore.policies.search import Search
+from outcore.policies.search.search import Search
 from dataclasses import replace
 from tests.pure.building import small_problem
 out_of_process._ToPrepare().found()
@@ -182,7 +182,7 @@ def test_this_process_loads_no_compiler():
 import sys
 from outcore.allocators import Space, lay_out
 from outcore.out_of_process import place_out_of_process, plan_out_of_process
-from outcore.policies.search import Search
+from outcore.policies.search.search import Search
 from dataclasses import replace
 from tests.pure.building import small_problem
 problem = replace(small_problem(), budget_bytes=6000)

@@ -52,7 +52,7 @@ from outcore.planfile import (
 from outcore.planfile.places import labels, place
 from outcore.policies import resolve
 from outcore.policies.candidates import candidates
-from outcore.policies.search_fixed import with_fixed
+from outcore.policies.search.fixed import with_fixed
 from outcore.simulate import simulate
 from tests.pure.building import dense_plan, dense_problem
 from tests.pure.strategies import plans, problems, small_hardware, small_problem

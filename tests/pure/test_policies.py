@@ -30,13 +30,13 @@ from outcore.policies import (
 from outcore.policies.candidates import candidates, ops_again, recomputable
 from outcore.policies.floor import plan_floor
 from outcore.policies.keep_all import KeepAll
-from outcore.policies.pooch import Pooch
-from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE
-from outcore.policies.pooch_model import PoochModel
-from outcore.policies.pooch_plan import choices_of, one_ahead, published
+from outcore.policies.pooch.log import KEEP, OFFLOAD, RECOMPUTE
+from outcore.policies.pooch.model import PoochModel
+from outcore.policies.pooch.plan import choices_of, one_ahead, published
+from outcore.policies.pooch.pooch import Pooch
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.settle import settle
-from outcore.policies.superneurons_cost_aware import Replay
+from outcore.policies.superneurons.cost_aware import Replay
 from outcore.policies.workspaces import Algorithms
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, small_problem

@@ -21,26 +21,26 @@ from outcore.ir.store import digest
 from outcore.ir.trace import Phase
 from outcore.ir.verify import verify_trace
 from outcore.lower import lower
-from outcore.policies import pooch_plan as pooch_plan_module
 from outcore.policies import resolve
 from outcore.policies.candidates import candidates
-from outcore.policies.pooch import Pooch
-from outcore.policies.pooch_clock import (
+from outcore.policies.pooch import plan as pooch_plan_module
+from outcore.policies.pooch.clock import (
     backward_seconds,
     step_seconds,
     waited,
 )
-from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE
-from outcore.policies.pooch_model import PoochModel
-from outcore.policies.pooch_policy import PoochPolicy
-from outcore.policies.pooch_search import (
+from outcore.policies.pooch.log import KEEP, OFFLOAD, RECOMPUTE
+from outcore.policies.pooch.model import PoochModel
+from outcore.policies.pooch.policy import PoochPolicy
+from outcore.policies.pooch.pooch import Pooch
+from outcore.policies.pooch.search import (
     delay,
     keep_from_the_output,
     offload_all,
     recompute_overhead,
     recompute_where_cheaper,
 )
-from outcore.policies.superneurons import by_type
+from outcore.policies.superneurons.superneurons import by_type
 from outcore.simulate import simulate
 from tests.pure.chainer_resnet import IMAGES_PER_SECOND, chainer_resnet50, table3_problem
 from tests.pure.strategies import problems, traces

@@ -20,15 +20,15 @@ from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import resolve
 from outcore.policies.candidates import candidates
-from outcore.policies.pooch_clock import step_seconds
-from outcore.policies.pooch_hidden import exposed
-from outcore.policies.pooch_log import KEEP, OFFLOAD, RECOMPUTE
-from outcore.policies.pooch_model import PoochModel
-from outcore.policies.pooch_paper import PoochPaper
-from outcore.policies.pooch_room import room_of
-from outcore.policies.pooch_search import keep_from_the_output
-from outcore.policies.pooch_timeline import overhead_ratios, recompute_where_faster
-from outcore.policies.pooch_tree import Tree, fastest_leaf, keep_by_tree
+from outcore.policies.pooch.clock import step_seconds
+from outcore.policies.pooch.hidden import exposed
+from outcore.policies.pooch.log import KEEP, OFFLOAD, RECOMPUTE
+from outcore.policies.pooch.model import PoochModel
+from outcore.policies.pooch.paper import PoochPaper
+from outcore.policies.pooch.room import room_of
+from outcore.policies.pooch.search import keep_from_the_output
+from outcore.policies.pooch.timeline import overhead_ratios, recompute_where_faster
+from outcore.policies.pooch.tree import Tree, fastest_leaf, keep_by_tree
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder
 from tests.pure.chainer_resnet import IMAGES_PER_SECOND, table3_problem

@@ -24,12 +24,12 @@ from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.policies import floor, parse_policy, resolve, spec_text
 from outcore.policies.floor import floor_plan
-from outcore.policies.search import Search, evaluations, least
-from outcore.policies.search_anneal import ROWS, ROWS_IN_DEEP, STAGES, Annealing, Effort
-from outcore.policies.search_space import make_space
-from outcore.policies.search_starts import find_starts
-from outcore.policies.search_walks import Walks
-from outcore.policies.superneurons import SuperNeurons
+from outcore.policies.search.anneal import ROWS, ROWS_IN_DEEP, STAGES, Annealing, Effort
+from outcore.policies.search.search import Search, evaluations, least
+from outcore.policies.search.space import make_space
+from outcore.policies.search.starts import find_starts
+from outcore.policies.search.walks import Walks
+from outcore.policies.superneurons.superneurons import SuperNeurons
 from outcore.simulate import simulate
 from tests.pure.building import relinked
 from tests.pure.chainer_resnet import table3_problem

@@ -18,13 +18,14 @@ from outcore.ir.plan import KEEP, Offload, Recompute, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Donation, Phase, Ref, Role
 from outcore.lower import lower
-from outcore.policies import floor, search_brief
+from outcore.policies import floor
 from outcore.policies.floor import floor_plan
-from outcore.policies.search import Search
-from outcore.policies.search_brief import begin, brief
-from outcore.policies.search_fixed import search_fixed
-from outcore.policies.search_space import make_space
-from outcore.policies.search_starts import find_starts
+from outcore.policies.search import brief as search_brief
+from outcore.policies.search.brief import begin, brief
+from outcore.policies.search.fixed import search_fixed
+from outcore.policies.search.search import Search
+from outcore.policies.search.space import make_space
+from outcore.policies.search.starts import find_starts
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, dense_problem, relinked
 from tests.pure.strategies import plans, problems

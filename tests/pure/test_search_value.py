@@ -9,9 +9,9 @@ import numpy as np
 from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.liveness import liveness
 from outcore.ir.problem import Problem
-from outcore.policies import search_value
-from outcore.policies.search_space import Kinds, Space, make_space
-from outcore.policies.search_value import start_by_value
+from outcore.policies.search import value as search_value
+from outcore.policies.search.space import Kinds, Space, make_space
+from outcore.policies.search.value import start_by_value
 from tests.pure.building import dense_problem
 from tests.pure.chainer_resnet import table3_problem
 from tests.pure.test_search import GB

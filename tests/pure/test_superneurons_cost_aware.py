@@ -13,9 +13,9 @@ from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Copy, Run
 from outcore.ir.trace import Effect, Phase, Ref, Role
 from outcore.lower import lower
-from outcore.policies.superneurons_cost_aware import Replay, SuperNeuronsCostAware
-from outcore.policies.superneurons_layers import fetch_points, layers_of
-from outcore.policies.superneurons_segments import Layer, bounded, segments
+from outcore.policies.superneurons.cost_aware import Replay, SuperNeuronsCostAware
+from outcore.policies.superneurons.layers import fetch_points, layers_of
+from outcore.policies.superneurons.segments import Layer, bounded, segments
 from tests.pure.building import TraceBuilder, small_hardware
 from tests.pure.caffe_layers import MIB, Layers, alexnet, resnet
 

@@ -15,7 +15,7 @@ from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import resolve
 from outcore.policies.floor import plan_floor
-from outcore.policies.vdnn_layers import Layer, find_prefetch, layers
+from outcore.policies.vdnn.layers import Layer, find_prefetch, layers
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder
 

@@ -14,7 +14,7 @@ from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.evaluate.walk import Walk
 from outcore.policies import floor_plan
 from outcore.policies.floor import floor
-from outcore.policies.search_space import Space, make_space
+from outcore.policies.search.space import Space, make_space
 from tests.pure.chainer_resnet import table3_problem
 from tests.pure.strategies import problems
 from tests.pure.test_evaluate import some_hints, some_kinds

@@ -20,9 +20,9 @@ from outcore.ir.problem import Problem
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import floor, resolve
-from outcore.policies.window import Window
-from outcore.policies.window_schedule import Away, schedule, window_ends
-from outcore.policies.window_sequence import VariableSequence, variable_sequence
+from outcore.policies.window.schedule import Away, schedule, window_ends
+from outcore.policies.window.sequence import VariableSequence, variable_sequence
+from outcore.policies.window.window import Window
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, small_problem
 from tests.pure.chainer_resnet import IMAGES_PER_SECOND, table3_problem

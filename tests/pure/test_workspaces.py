@@ -20,9 +20,9 @@ from outcore.policies import parse_policy, resolve
 from outcore.policies.floor import plan_floor
 from outcore.policies.keep_all import KeepAll
 from outcore.policies.settle import settle
-from outcore.policies.vdnn_all import VdnnAll
-from outcore.policies.vdnn_conv import VdnnConv
-from outcore.policies.vdnn_dyn import VdnnDyn
+from outcore.policies.vdnn.vdnn_all import VdnnAll
+from outcore.policies.vdnn.vdnn_conv import VdnnConv
+from outcore.policies.vdnn.vdnn_dyn import VdnnDyn
 from outcore.policies.workspaces import Algorithms, settle_in_room, variants_of
 from tests.pure.strategies import plans, problems
 from tests.pure.test_policies import drawn

@@ -12,8 +12,8 @@ from outcore.ir.problem import Problem
 from outcore.planfile.nouns import Rule
 from outcore.planfile.overrides import forced
 from outcore.policies import Policy, ask
-from outcore.policies.search import Search
-from outcore.policies.search_fixed import search_fixed, with_fixed
+from outcore.policies.search.fixed import search_fixed, with_fixed
+from outcore.policies.search.search import Search
 from outcore.policies.settle import settle
 
 

@@ -33,8 +33,8 @@ from outcore.out_of_process import (
 )
 from outcore.planfile import Overridden, Rule, SavedPlan, check_rules, forced, has_effect
 from outcore.policies import Hasty, Policy, overflow, with_roomy_host
-from outcore.policies.defragment import Defragment
-from outcore.policies.search import Search
+from outcore.policies.search.defragment import Defragment
+from outcore.policies.search.search import Search
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import FORCED, Planned
 from outcore.runtime.limits.host import local_processes

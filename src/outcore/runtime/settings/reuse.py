@@ -33,7 +33,7 @@ from outcore.planfile import (
     make_file,
     saved_plan,
 )
-from outcore.policies.search_fixed import with_fixed
+from outcore.policies.search.fixed import with_fixed
 
 
 @dataclass(frozen=True, slots=True)

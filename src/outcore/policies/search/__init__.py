@@ -1,0 +1,1 @@
+"""search: outcore's own planner: annealing over every gap, and finishing touches."""

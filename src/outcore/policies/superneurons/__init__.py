@@ -1,0 +1,1 @@
+"""superneurons: SuperNeurons: offload behind convolutions, cache, recompute by cost."""

@@ -1,0 +1,1 @@
+"""vdnn: vDNN: offload the inputs of layers, and choose convolution algorithms."""

@@ -1,0 +1,1 @@
+"""window: Sony's out-of-core scheduler: a window over all variables."""
