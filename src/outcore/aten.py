@@ -269,9 +269,9 @@ def may_alias(op: torch._ops.OpOverload) -> bool:
     return annotated or str(op) in UNSAFE_VIEWS
 
 
-def is_opaque(op: torch._ops.OpOverload) -> bool:
-    """Whether only its author knows what the op does: it is neither torch's nor outcore's."""
-    return op.namespace not in KNOWN_NAMESPACES and str(op) not in KNOWN
+def is_opaque(target: str) -> bool:
+    """Whether only its author knows what an op does: it is neither torch's nor outcore's."""
+    return target.partition(".")[0] not in KNOWN_NAMESPACES and target not in KNOWN
 
 
 def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
@@ -283,7 +283,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
-    if str(op) in ACCUMULATING or is_opaque(op):
+    if str(op) in ACCUMULATING or is_opaque(str(op)):
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
 

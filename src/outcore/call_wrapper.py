@@ -42,8 +42,9 @@ RAN_UNCOMPILED = (
 
 UNCALLED = (
     "parameters of {model} get gradients although {model} itself is not called: it runs as plain "
-    "PyTorch, and the budget does not cover it. If the training loop calls other methods of it, "
-    "wrap the modules that these call, in one outcore.session"
+    "PyTorch, and the budget does not cover it. If it was compiled after outcore.wrap, by "
+    "torch.compile or its compile(), leave that out: outcore compiles it. If the training loop "
+    "calls other methods of it, wrap the modules that these call, in one outcore.session"
 )
 
 UNSEEN = (

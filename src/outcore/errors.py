@@ -34,6 +34,9 @@ LIKE_TORCH = " (CUDA out of memory. DefaultCPUAllocator: can't allocate memory)"
 """Words that finders of batch sizes look for in an error's arguments, to try a smaller batch: those
 of Hugging Face Accelerate (and so its Trainer) and Lightning."""
 
+OUTSIDE = "optimizer state, other models, kept results, gradients"
+"""What else the process may hold."""
+
 MUCH_DIVISOR = 10
 """The message of InfeasibleError mentions memory that is held anyway if it is at least the smallest
 feasible budget divided by this."""
@@ -163,7 +166,7 @@ class InfeasibleError(OutcoreError, RuntimeError):
         another = ", another policy" if self.policy and not lean else ""
         least = "at least " if self.at_least else ""
         others = self.floor_bytes - self.needed_bytes
-        beside = f", plus {format_bytes(others)} held outside the graph"
+        beside = f", plus {format_bytes(others)} held outside the graph ({OUTSIDE})"
         advice = f'try "{spell_size(self.floor_bytes)}" or more'
         if self.at_least:
             advice = (

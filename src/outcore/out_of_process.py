@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from outcore import worker
@@ -35,6 +37,14 @@ HEAVY = (Search, Overridden, Defragment)
 
 _SERVE = "from outcore.out_of_process import serve; serve()"
 
+SLOW_SECONDS = 10.0
+"""How long to wait for an answer before saying what may take so long."""
+
+SLOW = (
+    "outcore: still planning; in a new installation the planner is compiled first, once, which "
+    "takes half a minute or more"
+)
+
 
 def prepare() -> None:
     """Let the other process load what `search` needs, in the background.
@@ -51,16 +61,13 @@ def plan_out_of_process(policy: Policy, problem: Problem) -> Plan:
     """
     if not (isinstance(policy, HEAVY) or getattr(policy, "out_of_process", False)):
         return ask(policy, problem)
-    question = _ToPlan(policy, problem)
-    asking = _asking(policy)
-    plan: Plan = _found(question, lambda: asking(_SERVE, question, _tell))
+    plan: Plan = _answered(_ToPlan(policy, problem), _asking(policy))
     return plan
 
 
 def place_out_of_process(problem: Problem, program: Program, space: Space) -> Layout | None:
     """Return `lay_out` of a program, computed in another process if possible."""
-    question = _ToPlace(problem, program, space)
-    layout: Layout | None = _found(question, lambda: worker.ask(_SERVE, question, _tell))
+    layout: Layout | None = _answered(_ToPlace(problem, program, space), worker.ask)
     return layout
 
 
@@ -144,6 +151,15 @@ class _ToPlanAndPlace:
         return Tried(plan, lacking, layout)
 
 
+def _answered(question: Question, asking: Callable[..., Any]) -> Any:
+    """As `_found`. Another thread asks, so that what a signal handler raises is raised here."""
+    answers = worker.ask_each(_SERVE, [question], _tell, 1, asking)
+    with closing(answers):
+        with _telling_if_slow():
+            first = [next(answers)]
+        return _found(question, lambda: first.pop().result())  # no frame holds an error's future
+
+
 def _found(question: Question, answer: Callable[[], Any]) -> Any:
     """The `answer` of another process, or if it gives none, that of this one. Raises as `ask`."""
     try:
@@ -163,6 +179,24 @@ def _found(question: Question, answer: Callable[[], Any]) -> Any:
         finally:
             del found  # its traceback's frames would hold it, and with it the step's tensors
     return found
+
+
+@contextmanager
+def _telling_if_slow() -> Iterator[None]:
+    """Log, once in this process, that it takes long; nothing else is seen of it while it lasts."""
+    timer = threading.Timer(SLOW_SECONDS, _tell_slow)
+    timer.daemon, timer.name = True, "outcore-slow"
+    with suppress(RuntimeError):  # there are too many threads
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@cache
+def _tell_slow() -> None:
+    log.warning("%s", SLOW)
 
 
 def _asking(policy: Policy) -> Callable[..., Any]:

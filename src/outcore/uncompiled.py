@@ -117,9 +117,10 @@ def own(model: nn.Module, apart: Collection[str] = ()) -> list[str]:
 
 def _is_own(module: nn.Module) -> bool:
     """Whether the module is torch's own, can be called, and has no recurrent layers."""
-    callable_ = type(module).forward is not nn.Module.forward
-    named = type(module).__module__.startswith(OWN)
-    return named and callable_ and not recurrent_layers(module)
+    kind = type(module)
+    if not kind.__module__.startswith(OWN):  # the class of a scripted module has no `forward`
+        return False
+    return kind.forward is not nn.Module.forward and not recurrent_layers(module)
 
 
 def pieces(model: nn.Module, paths: Iterable[str]) -> dict[str, nn.Module]:

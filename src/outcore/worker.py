@@ -203,13 +203,25 @@ def ask_each(
         try:
             for number, question in enumerate(questions):
                 hear = partial(crew.tell, number)
-                answers.append(threads.submit(asking, code, question, hear, crew.add))
+                answers.append(_submitted(threads, asking, code, question, hear, crew.add))
                 if len(answers) == at_once:
                     yield crew.next(answers)
             while answers:
                 yield crew.next(answers)
         finally:
             crew.dismiss()
+
+
+def _submitted(
+    threads: ThreadPoolExecutor, call: Callable[..., Any], *arguments: object
+) -> Future[Any]:
+    """The future of the call; if no thread can be started for it, that is its error."""
+    try:
+        return threads.submit(call, *arguments)
+    except RuntimeError as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 class _Crew:

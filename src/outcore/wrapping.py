@@ -17,6 +17,9 @@ from outcore.runtime.settings.options import Keywords
 
 M = TypeVar("M", bound=nn.Module)
 
+CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
+"""torch's modules that hold others, and cannot be called."""
+
 
 def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords]) -> M:
     """Keep the training steps of `model` inside a byte budget. Returns `model`, changed in place.
@@ -170,7 +173,16 @@ def _check(model: nn.Module) -> None:
         raise WrapError(model=type(model).__name__, reason=reason)
     name = type(model).__name__
     if is_compiled(model):
-        reason = "it is already compiled; wrap the model that you passed to torch.compile"
+        reason = (
+            "it is already compiled; leave out torch.compile or its compile(), and wrap the model "
+            "itself: outcore compiles it"
+        )
+        raise WrapError(model=name, reason=reason)
+    if isinstance(model, CONTAINERS):
+        reason = (
+            "it cannot be called; wrap the model that contains it, or its modules in one "
+            "outcore.session"
+        )
         raise WrapError(model=name, reason=reason)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from outcore.preflight.advice import ON_CPU, advice_for
 from outcore.preflight.forecast import Forecast, Planned
-from outcore.preflight.words import one_line, rows
+from outcore.preflight.words import one_line, rows, what_to_do
 from outcore.report import Counts
 from outcore.units import parse_size
 
@@ -77,6 +77,16 @@ def pair():
 
 def keywords():
     return Net(), {"x": torch.empty(4096, 256), "scale": 2.0}, square
+
+
+def autocast():
+    model = Net()
+
+    def forward(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return square(model(x))
+
+    return forward, (torch.empty(4096, 256),)
 
 
 def function():
@@ -385,11 +395,27 @@ def test_the_advised_budget_can_be_met(policy, budget, peak, smallest, line):
     assert one_line(found) == f"import outcore; outcore.wrap(model, {line})"
     (said,) = (text for name, text in rows(found) if name == "smallest budget")
     assert parse_size(said.split(" (")[0], None) >= smallest
+    assert what_to_do(found, smallest) == ("add one line", one_line(found))
+    assert what_to_do(found, smallest - 1)[0] == "what to do", "the device has less"
+
+
+def test_the_verdict_does_not_promise_room_for_workspaces(outcore, script):
+    found = outcore("estimate", f"{script}:convolving", *MACHINE, "--budget", "6.5MiB")
+    assert found.exit_code == 0, found.output
+    assert "With outcore it does: a step takes " in found.stdout
+    assert "times as long, if the workspaces of convolutions fit, too." in found.stdout
+    assert "workspaces of 5 convolution ops" in found.stdout
 
 
 def test_a_module_by_name(outcore, script, monkeypatch):
     monkeypatch.chdir(script.parent)
     assert outcore("estimate", "my_script:pair", *MACHINE).exit_code == 0
+
+
+def test_on_this_machine_in_half_precision(outcore, script):
+    found = outcore("estimate", f"{script}:autocast", "--budget", "25MiB", "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["in_core_seconds"] > 0
 
 
 def test_on_this_machine(outcore, script):

@@ -344,6 +344,23 @@ class TestWrap:
         with pytest.raises(WrapError, match="already compiled"):
             outcore.wrap(module, budget="1GiB")
 
+    @pytest.mark.parametrize("container", [nn.ModuleList, nn.ParameterList])
+    def test_what_cannot_be_called(self, container: type[nn.Module]) -> None:
+        with pytest.raises(WrapError, match="it cannot be called"):
+            outcore.wrap(container(), budget="1GiB")
+
+    @pytest.mark.parametrize("in_place", [True, False])
+    def test_what_is_compiled_afterwards(self, *, in_place: bool) -> None:
+        module = outcore.wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), budget="1GiB")
+        compiled: Any = module
+        if in_place:
+            module.compile(backend="eager")
+        else:
+            compiled = torch.compile(module, backend="eager")
+        mean_square(compiled(torch.ones(2, 4))).backward()
+        with pytest.warns(UserWarning, match="leave that out: outcore compiles it"):
+            mean_square(compiled(torch.ones(2, 4))).backward()
+
     def test_a_module_of_torch_s_own(self) -> None:
         """torch.compile skips these modules if they are called directly."""
         module = outcore.wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), budget="1GiB", strict=True)

@@ -71,7 +71,7 @@ def test_explain_for_people(outcore) -> None:
     assert run.exit_code == 0, run.output
     assert "of a budget of 2.60 GiB" in run.stdout
     assert "2 of " in run.stdout
-    assert "kept it would not fit" in run.stdout
+    assert "if kept, it would not fit" in run.stdout
     assert "alexnet.py" in run.stdout
     assert "waits of compute" in run.stdout
 

@@ -222,6 +222,11 @@ class TestUsing:
             with pytest.raises(FormatError, match="No such file"):
                 Backend(budget=TIGHT, **options)
 
+    def test_what_is_no_path_is_refused_at_once(self) -> None:
+        rules: Any = [{"match": "*", "action": "keep"}]
+        with pytest.raises(OptionValueError, match=r"overrides.*it is not the path of a file"):
+            Backend(budget=TIGHT, overrides=rules)
+
     def test_a_file_that_was_edited_is_refused_by_its_name(
         self, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.errors import HostMemoryError, VerifyError
-from outcore.execute import build
+from outcore.execute import build, queued
 from outcore.execute.driver import CopySpan, EmptyLane, Region
 from outcore.execute.handles import QueuedCopy
 from outcore.execute.lane import QueuedLane
@@ -324,6 +325,24 @@ def test_no_more_host_memory_than_allowed(driver: QueuedDriver) -> None:
         driver.open_lane({0: region(0, 100 * KIB)})
     assert caught.value.budget_bytes == 1 << 20
     taken.pop().close()
+    driver.open_lane({0: region(0, 100 * KIB)}).close()
+
+
+def test_an_interrupt_while_a_lane_is_made_leaves_the_budget_as_it_was(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.hardware(BUDGETS)
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queued, "QueuedLane", stopped)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                driver.open_lane({0: region(0, 100 * KIB)})
+    gc.collect()
+    assert driver.slabs.taken_bytes == 0
     driver.open_lane({0: region(0, 100 * KIB)}).close()
 
 

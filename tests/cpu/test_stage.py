@@ -21,7 +21,7 @@ from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
 from outcore.ir.problem import Problem
-from outcore.ir.program import Program
+from outcore.ir.program import Copy, Program, Run
 from outcore.ir.trace import Role
 from outcore.runtime import runner
 from outcore.runtime.budget import engine, placing
@@ -231,9 +231,51 @@ def test_timed_steps_use_the_layout(watch: Watch, monkeypatch: pytest.MonkeyPatc
     assert backend.engine is not None
     (graph,), trials = backend.engine.graphs, backend.engine.trials
     assert graph.planned is not None
+    assert graph.status.measured is not None
+    body = graph.planned.program.body
+    recorded = {span.instruction for span in graph.status.measured.spans}
+    assert {at for at, each in enumerate(body) if isinstance(each.action, Run | Copy)} == recorded
     trial = trials.begin(graph.captured.trace, graph.planned, Drift(1.0, 2.0, 8), step=0)
     assert trial.executable.layout is graph.planned.layout
     trials.end(trial)
+
+
+@torch.library.custom_op("outcore_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda _, gradient: gradient * 2)
+
+
+class Foreign(nn.Module):
+    """Contains an op of another package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = Deep(16)
+
+    def forward(self, x: Tensor) -> Any:
+        return doubled(self.deep(x))
+
+
+def test_ops_of_other_packages_run_on_the_stream_of_the_caller(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may use the default stream without a word, as a `<<<grid, block>>>` does."""
+    monkeypatch.setitem(CASES, "foreign", (Foreign, *CASES["deep"][1:]))
+    monkeypatch.setattr(options, "_card", lambda _: Card(60 * MIB, ExpandableSegments()))
+    backend = Backend(budget=60 * MIB)
+    expected = trained("foreign", "aot_eager")
+    found = trained("foreign", backend, watch)
+    assert same(list(map(back, found)), list(map(back, expected)))
+    assert backend.engine is not None
+    planned = backend.engine.graphs[0].planned
+    assert planned is not None
+    assert planned.plan.moves
+    assert planned.layout is None
+    assert watch.device.clocks["stage"]["stage"] == 1, "never used"
 
 
 @pytest.mark.parametrize("case", ["deep", "wide"])

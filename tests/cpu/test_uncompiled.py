@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses import FakeTensorMode
 
 import outcore
@@ -334,6 +335,54 @@ def test_what_torch_compiled_of_one_layer_it_runs_for_those_alike() -> None:
     assert backend.parameters.ids == {id(p) for p in module.parameters()}
     assert not backend.parameters.lookers
     assert len(backend.engine.graphs) < len(list(module.parameters()))
+
+
+class Loops(nn.Module):
+    """torch's compiler takes in a `while_loop`, but AOTAutograd cannot trace this one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Any:
+        count = torch.tensor(0)
+        _, y = while_loop(
+            lambda i, _: i < 3,
+            lambda i, y: (i + 1, (y * 1.1).sin()),
+            (count, torch.tanh(self.first(x))),
+        )
+        return self.last(torch.tanh(y))
+
+
+def test_parts_of_a_graph_that_cannot_be_traced_are_planned() -> None:
+    """Its parameters were given to the backend before tracing failed."""
+    x = torch.randn(256, 16)
+    torch.manual_seed(0)
+    model = Loops()
+    plain = copy.deepcopy(model)
+    outcore.wrap(model, budget="1GiB")
+    for _ in range(STEPS):
+        for each in model, plain:
+            each.zero_grad()
+            mean_square(each(x)).backward()
+    report = outcore.handle(model).report()
+    assert report.graphs == 2
+    assert "first, last" in " ".join(report.notes)
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        assert torch.equal(mine.grad, its.grad)
+
+
+def test_scripted_parts_run_as_plain_pytorch() -> None:
+    part = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.Tanh()))
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), part, nn.Linear(64, 16))
+    outcore.wrap(model, budget="1GiB")
+    with pytest.warns(UserWarning, match="outcore found nothing to plan in Sequential"):
+        model(torch.ones(4, 16))
+    for _ in range(STEPS):
+        mean_square(model(torch.ones(4, 16))).backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 class TestAside:

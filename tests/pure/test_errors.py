@@ -185,7 +185,7 @@ def test_what_is_held_anyway_is_told_where_it_is_much():
     error = next(error for error in EXAMPLES if isinstance(error, InfeasibleError))
     assert "held outside the graph" not in str(error)
     fields = dict(vars(error), needed_bytes=error.floor_bytes - 2**28)
-    beside = "at once, plus 256 MiB held outside the graph, and the smallest"
+    beside = "at once, plus 256 MiB held outside the graph (optimizer state, other models"
     assert beside in str(InfeasibleError(**fields))
 
 

@@ -95,8 +95,8 @@ class TestMovesByHand:
             Alternative("recompute stay", chosen=False, seconds=5.0, peak_bytes=4000),
         )
         assert move.reasons == (
-            "kept the step takes 1.00 s less",
-            "recomputed the step takes as long",
+            "if kept, the step takes 1.00 s less",
+            "if recomputed, the step takes as long",
         )
 
     def test_what_does_not_fit(self) -> None:
@@ -109,21 +109,21 @@ class TestMovesByHand:
         assert (again.chosen, again.fits, again.peak_bytes) == (True, True, 4000)
         assert stay.fits
         assert move.reason == (
-            "kept it would not fit: 500 B over; offloaded the step takes 1.00 s longer; "
-            "recomputed to stay the step takes as long"
+            "if kept, it would not fit: 500 B over; if offloaded, the step takes 1.00 s longer; "
+            "if recomputed and then kept, the step takes as long"
         )
 
     def test_what_does_not_fit_on_the_host(self) -> None:
         problem = replace(by_hand(ONE_GAP), host_budget_bytes=600)
         (move,) = explained(problem, {GAP: Recompute()}).moves
-        assert "offloaded it would not fit: 400 B over on the host" in move.reasons
+        assert "if offloaded, it would not fit: 400 B over on the host" in move.reasons
 
     def test_what_may_not_run_again(self) -> None:
         (move,) = explained(by_hand(ONE_GAP, unrepeatable=[0]), {GAP: Offload(HOST)}).moves
         assert [a.impossible for a in move.alternatives[2:]] == ["op 0 f is unrepeatable"] * 2
         assert [a.seconds for a in move.alternatives[2:]] == [None, None]
         assert not move.alternatives[2].fits
-        assert move.reasons[1:] == ("recomputed it cannot be: op 0 f is unrepeatable",)
+        assert move.reasons[1:] == ("if recomputed, it is impossible: op 0 f is unrepeatable",)
 
     def test_what_another_choice_rests_on(self) -> None:
         """b2 is recomputed from b1, which must then be fetched, or recomputed from x."""
@@ -437,7 +437,7 @@ class TestWhatIsHeldForReruns:
         problem = replace(problem, trace=replace(problem.trace, ops=(once, *rest)))
         moves = {move.name: move for move in explain(problem, dense_plan(problem)).moves}
         assert "op 0 aten.convolution.default is unrepeatable" in moves["y0"].reason
-        assert "dropped it cannot be" in moves["y0"].reason
+        assert "if dropped, it is impossible" in moves["y0"].reason
 
 
 class TestAnyPlan:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import subprocess
 import sys
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from outcore import out_of_process
+from outcore import out_of_process, worker
 from outcore.allocators import Space, lacking_bytes, lay_out
 from outcore.errors import InfeasibleError
 from outcore.lower import lower
@@ -42,6 +45,48 @@ def test_it_gives_the_same_places():
     for space in (Space(1 << 40), Space(1 << 40, 1 << 40), Space(1 << 20)):
         assert place_out_of_process(problem, program, space) == lay_out(problem, program, space)
     assert place_out_of_process(problem, program, Space(1 << 40)) is not None
+
+
+def test_a_long_wait_is_explained_once(monkeypatch, caplog):
+    monkeypatch.setattr(out_of_process, "SLOW_SECONDS", 0.0)
+    out_of_process._tell_slow.cache_clear()
+    for _ in range(2):
+        with out_of_process._telling_if_slow():
+            time.sleep(0.2)
+    assert [record.message for record in caplog.records] == [out_of_process.SLOW]
+    monkeypatch.undo()
+    out_of_process._tell_slow.cache_clear()
+    with out_of_process._telling_if_slow():
+        pass
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, ValueError, KeyboardInterrupt])
+def test_what_a_signal_handler_raises_ends_planning(monkeypatch, kind):
+    def asked(*_):
+        time.sleep(0.5)
+
+    def handler(*_):
+        raise kind
+
+    monkeypatch.setattr(worker, "ask", asked)
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(kind):
+            plan_out_of_process(QUICK, chain((64,) * 6))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_it_plans_here_if_there_are_too_many_threads(monkeypatch):
+    def submit(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    problem = chain((64,) * 6)
+    assert plan_out_of_process(QUICK, problem) == QUICK.plan(problem)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -130,7 +175,7 @@ def test_a_refusal_holds_nothing_once_it_is_caught(call):
 
 def test_how_far_it_is_goes_to_the_log(monkeypatch, caplog):
     code = """
-from outcore import out_of_process
+from outcore import out_of_process, worker
 from outcore.policies.search import walks as search_walks
 search_walks.TOLD_EVERY = 0.0
 out_of_process.serve()

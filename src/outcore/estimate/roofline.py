@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outcore.errors import OptionValueError, did_you_mean
+from outcore.errors import OptionValueError
 from outcore.estimate.arithmetic import flops_of
 from outcore.estimate.shapes import CROSS_ENTROPY, Shapes, name_of
 from outcore.ir.hardware import Hardware
@@ -65,7 +65,8 @@ class Machine:
             raise OptionValueError(
                 option="hardware",
                 value=self.hardware.name,
-                reason=f"it has no compute rate for {dtype}: {did_you_mean(dtype, rates)}",
+                reason=f"it has no compute rate for {dtype}, which the step computes in, but for "
+                f"{', '.join(rates)}: name another machine, or compute in one of these",
             )
         return rates[dtype] * _class_efficiency(op.target, self.efficiency)
 

@@ -46,6 +46,11 @@ class AdversarialLane:
         self.issued: list[LateCopy] = []
         """Copies that have not happened yet, in order of issue."""
 
+    @property
+    def key(self) -> int:
+        """What `CopySpan.lane` says of this lane."""
+        return id(self)
+
     def copy_out(self, tensor: torch.Tensor, region: int, *after: LateCopy) -> LateCopy:
         """Promise to copy the storage of `tensor` to `region`."""
         return self._issue(LateCopy("out", region, _bytes_of(tensor), after))
@@ -105,7 +110,7 @@ class AdversarialLane:
         source, target = (memory, place) if copy.direction == "out" else (place, memory)
         target.copy_(source)
         if self.driver.recorder is not None:
-            span = CopySpan(copy.direction, copy.region, 0.0, 0.0, len(place), id(self))
+            span = CopySpan(copy.direction, copy.region, 0.0, 0.0, len(place), self.key)
             self.driver.recorder(span)
 
     def _place(self, region: int) -> torch.Tensor:

@@ -255,7 +255,7 @@ class _Writer:
 
     def _as_captured(self, op: Op) -> Iterator[str]:
         """Lines that lay out results as captured, should the op lay them out differently now."""
-        opaque = aten.is_opaque(aten.resolve(op.target))
+        opaque = aten.is_opaque(op.target)
         for made in op.outputs:
             value = None if made is None else self.trace.values[made]
             if value is None or not (opaque or value.buffer in self.read_as_captured):

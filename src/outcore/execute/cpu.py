@@ -89,6 +89,11 @@ class CpuLane:
         self._open = [nbytes]
         """The lane's size until `close` pops it. Only one `pop` succeeds, whichever threads try."""
 
+    @property
+    def key(self) -> int:
+        """What `CopySpan.lane` says of this lane."""
+        return id(self)
+
     def copy_out(self, tensor: torch.Tensor, region: int, *after: Copy) -> Copy:
         """Start to copy the storage of `tensor` to `region`, once all of `after` are done."""
         storage = tensor.untyped_storage()

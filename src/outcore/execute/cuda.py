@@ -73,8 +73,12 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Allocate from torch's allocator, on the current stream."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        """Allocate from torch's allocator, on the current stream.
+
+        Under `use_deterministic_algorithms`, `torch.empty` would fill the memory by a kernel.
+        """
+        memory = torch.UntypedStorage(nbytes, device=self.device)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(memory)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is on a GPU: attention in float32 returns its seeds on the host."""

@@ -78,7 +78,7 @@ class CopySpan(NamedTuple):
     stop_seconds: float
     nbytes: int
     lane: int = 0
-    """The `id` of its lane, which identifies the step."""
+    """The `Lane.key` of its lane, which identifies the step."""
 
 
 Recorder: TypeAlias = Callable[[CopySpan], object]
@@ -90,6 +90,11 @@ class Lane(Protocol):
 
     Regions are named by their key in `Driver.open_lane`.
     """
+
+    @property
+    def key(self) -> int:
+        """What `CopySpan.lane` says of this lane."""
+        ...
 
     def copy_out(self, tensor: torch.Tensor, region: int, /, *after: Handle) -> Handle:
         """Start to copy the storage of `tensor` to `region`, once all of `after` are done."""
@@ -215,6 +220,11 @@ def lane_nbytes(regions: Mapping[int, Region], region_nbytes: Callable[[int], in
 
 class EmptyLane:
     """The lane of a step that copies nothing: every region is a KeyError."""
+
+    @property
+    def key(self) -> int:
+        """What `CopySpan.lane` says of this lane."""
+        return id(self)
 
     def copy_out(self, *arguments: object) -> Handle:
         """Raise KeyError: there is no such region."""

@@ -96,6 +96,11 @@ class QueuedLane:
             for queue in (device.out, device.into):
                 device.wait(queue, slab.free)
 
+    @property
+    def key(self) -> int:
+        """What `CopySpan.lane` says of this lane."""
+        return id(self)
+
     def copy_out(self, tensor: torch.Tensor, region: int, /, *after: QueuedCopy) -> QueuedCopy:
         """Put a copy of the storage of `tensor` to `region` into the queue for copies out."""
         source, nbytes = _bytes_of(tensor), self.regions[region].nbytes
@@ -265,7 +270,7 @@ class QueuedLane:
         copy.issued = True
         if start is not None:
             nbytes = self.regions[region].nbytes
-            driver.finished(direction, region, start, queue, nbytes, id(self))
+            driver.finished(direction, region, start, queue, nbytes, self.key)
 
     def _order(self, queue: Queue, handle: QueuedCopy) -> None:
         """Let `queue` wait for `handle` and all copies that precede it."""

@@ -90,6 +90,11 @@ class Room(Protocol):
         ...
 
     @property
+    def key(self) -> int:
+        """What `CopySpan.lane` says of the lane."""
+        ...
+
+    @property
     def recorder(self) -> Recorder | None:
         """Called with each finished copy; None if nothing records."""
         ...
@@ -199,7 +204,7 @@ class Copy:
             lane.check_open()
         if lane.recorder is not None:
             stop = time.perf_counter()
-            span = CopySpan(self.direction, self.region, start, stop, nbytes, id(lane))
+            span = CopySpan(self.direction, self.region, start, stop, nbytes, lane.key)
             lane.recorder(span)
 
 

@@ -73,6 +73,11 @@ class PlacedLane:
 
     # ---- as any lane ----------------------------------------------------------------------------
 
+    @property
+    def key(self) -> int:
+        """The key of the wrapped lane, which makes the copies."""
+        return self._lane.key
+
     def copy_out(self, tensor: torch.Tensor, region: int, /, *after: Handle) -> Handle:
         """Do as the wrapped lane does."""
         return self._lane.copy_out(tensor, region, *after)

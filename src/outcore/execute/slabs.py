@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 
@@ -12,7 +13,7 @@ from outcore.errors import HostMemoryError
 from outcore.execute.device import Device, Event
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Slab:
     """Host memory for one lane."""
 
@@ -29,14 +30,24 @@ class Slabs:
         self.device = device
         self.budget_bytes: int | None = None
         """The most host memory to take; None: no limit."""
-        self.taken_bytes = 0
-        """Bytes of all slabs, those in use by lanes included, and what `hold` counts."""
+        self._slabs = WeakSet[Slab]()
+        """All slabs that are alive, those in use by lanes included."""
+        self._elsewhere_bytes = 0
+        """What `hold` counts."""
         self._free: list[Slab] = []
         """Slabs that no lane uses."""
         self._given: deque[Slab] = deque()
         """Slabs that lanes gave back and that are not in `_free` yet."""
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of all slabs, those in use by lanes included, and what `hold` counts.
+
+        A slab that is lost, because an interrupt came before its lane was made, counts no more.
+        """
+        return self._elsewhere_bytes + sum(len(slab.memory) for slab in self._slabs)
 
     def give(self, slab: Slab) -> None:
         """Give `slab` back for the next lane. Takes no lock, so finalizers may call it."""
@@ -58,7 +69,7 @@ class Slabs:
             self._drop()
             self._check(nbytes)
             slab = Slab(self.device.host(nbytes))
-            self.taken_bytes += nbytes
+            self._slabs.add(slab)
             return slab
 
     def hold(self, nbytes: int) -> None:
@@ -73,7 +84,7 @@ class Slabs:
                 self._drop()
             if nbytes > 0:
                 self._check(nbytes)
-            self.taken_bytes += nbytes
+            self._elsewhere_bytes += nbytes
 
     def make_ready(self, nbytes: int) -> None:
         """Have one unused slab of `nbytes`, and drop all other unused slabs.
@@ -123,9 +134,7 @@ class Slabs:
     def _shrink(self, slab: Slab, nbytes: int) -> None:
         if len(slab.memory) > nbytes:
             self._finish()
-            self.taken_bytes -= len(slab.memory)
             slab.memory = self.device.shrink(slab.memory, nbytes)
-            self.taken_bytes += len(slab.memory)
 
     def _finish(self) -> None:
         """Wait for copies of the last step that used a slab: they may still be in progress."""
@@ -136,5 +145,4 @@ class Slabs:
         """Free all unused slabs."""
         if self._free:
             self._finish()
-        self.taken_bytes -= sum(len(slab.memory) for slab in self._free)
         self._free.clear()

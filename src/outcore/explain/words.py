@@ -16,7 +16,7 @@ _DONE = {
     "keep": "kept",
     "offload": "offloaded",
     "recompute": "recomputed",
-    "recompute stay": "recomputed to stay",
+    "recompute stay": "recomputed and then kept",
 }
 _DONE_DEAD = {**_DONE, "recompute": "dropped"}
 
@@ -57,12 +57,12 @@ def reasons(alternatives: Sequence[Alternative], *, dead: bool = False) -> tuple
         what = _outcome(other, chosen)
         if said.get("recompute") != what or other.choice != "recompute stay":
             said[other.choice] = what
-    return tuple(f"{done[choice]} {what}" for choice, what in said.items())
+    return tuple(f"if {done[choice]}, {what}" for choice, what in said.items())
 
 
 def _outcome(other: Alternative, chosen: Alternative) -> str:
     if other.impossible:
-        return f"it cannot be: {other.impossible}"
+        return f"it is impossible: {other.impossible}"
     if other.over_tier is not None:
         where = "" if other.over_tier is Tier.DEVICE else f" on the {other.over_tier.value}"
         return f"it would not fit: {format_bytes(other.over_bytes)} over{where}"

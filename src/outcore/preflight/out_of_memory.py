@@ -19,7 +19,7 @@ from outcore.preflight.optimizers import Held, held_for
 from outcore.preflight.room import let_go, room_bytes
 from outcore.preflight.step import Step, no_memory, traced, why
 from outcore.preflight.watch import Watch, again, shapes
-from outcore.preflight.words import one_line, rows, verdict
+from outcore.preflight.words import rows, verdict, what_to_do
 from outcore.presets import Preset, preset, presets
 from outcore.runtime.settings.options import DEFAULT_POLICY, make_options
 from outcore.runtime.this_machine import this_machine
@@ -167,7 +167,8 @@ def _lines(outlook: Outlook) -> Iterator[str]:
         yield f"{'':<{WIDTH}}other modules that it trains: {', '.join(outlook.others)}"
     if outlook.note:
         yield f"{'in training':<{WIDTH}}{outlook.note}"
-    yield f"{'add one line':<{WIDTH}}{one_line(found)}"
+    name, text = what_to_do(found, found.budget_bytes)
+    yield f"{name:<{WIDTH}}{text}"
 
 
 def _counted(held: Held) -> str:

@@ -12,8 +12,8 @@ ONE_LINE = "import outcore; outcore.wrap(model, {options})"
 """The line to add to a script, after its model is made, to train within a budget."""
 
 WORKSPACES = (
-    "workspaces of {count} convolution ops, forward and backward, known only after they run: "
-    "budgets may have to be larger"
+    "workspaces of {count} convolution ops, forward and backward: they are known only after these "
+    "ops have run, and may be several times as large as their tensors"
 )
 
 
@@ -24,6 +24,8 @@ def verdict(found: Forecast, *, times: bool = True) -> str:
         return f"It fits in {budget} without outcore."
     if found.fits:
         slowdown = f": a step takes {found.slowdown or 1:.2f} times as long" if times else ""
+        if found.convolutions:  # what the estimate leaves out may be more than what it counts
+            slowdown += ", if the workspaces of convolutions fit, too"
         return f"It does not fit in {budget} as it is. With outcore it does{slowdown}."
     smallest = found.smallest_budget_bytes
     if smallest <= found.budget_bytes:
@@ -54,6 +56,16 @@ def rows(found: Forecast, *, times: bool = True) -> Iterator[tuple[str, str]]:
     yield "smallest budget", f"{smallest} ({share}), set by {found.smallest_set_by}"
     if found.convolutions:
         yield "not counted", WORKSPACES.format(count=found.convolutions)
+
+
+def what_to_do(found: Forecast, capacity_bytes: int) -> tuple[str, str]:
+    """The name and the text of a row: the line to write in the script, or else what would help.
+
+    `capacity_bytes`: the most that the device has.
+    """
+    if found.smallest_budget_bytes > capacity_bytes:
+        return "what to do", "a smaller batch or smaller inputs: no budget that works is this small"
+    return "add one line", one_line(found)
 
 
 def one_line(found: Forecast) -> str:

@@ -119,11 +119,15 @@ class Backend:
         """
         with passing():
             _refuse_asked(asked)
+        call: Call
+        if is_symbolic(module, example_inputs):
+            instead = partial(self._uncompiled, module)
+            call = BySizes(module, example_inputs, self._compiled, self._symbolic, instead)
+        else:
+            call = self._compiled(module, example_inputs)
+        # Only now: if tracing fails, torch may run the code as plain PyTorch.
         self.parameters.take((*example_inputs, *module.parameters()))
-        if not is_symbolic(module, example_inputs):
-            return self._compiled(module, example_inputs)
-        instead = partial(self._uncompiled, module)
-        return BySizes(module, example_inputs, self._compiled, self._symbolic, instead)
+        return call
 
     def _symbolic(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         """Compile a graph once for all sizes. Raises CaptureError if that is not possible."""

@@ -154,7 +154,7 @@ class Runner:
             lane.close()
             raise
         if execution and (recording := execution.recording_by(executable)):
-            recording.lane = id(lane)
+            recording.lane = lane.key
         versions = versions_of(crossing, overwritten)
         queue = self.engine.driver.queue()
         return [*results, *saved], Store(visit, executable, lane, crossing, versions, queue)

@@ -80,8 +80,8 @@ def _name(device: torch.device) -> str:
 
 
 def _dtypes(device: torch.device) -> dict[str, torch.dtype]:
-    fast = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-    return {"float32": torch.float32} | (fast if device.type == "cuda" else {})
+    found = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # those of autocast
+    return found | ({"float16": torch.float16} if device.type == "cuda" else {})
 
 
 def _product_rate(device: torch.device, dtype: torch.dtype) -> float:

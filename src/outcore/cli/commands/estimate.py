@@ -68,13 +68,13 @@ def estimate(
     if as_json:
         typer.echo(json.dumps({"target": target, **found.to_dict(), "note": step.note}, indent=1))
     else:
-        _print(target, found, step, states)
+        _print(target, found, step, states, machine.hardware.capacity(Tier.DEVICE))
     if not found.fits:
         raise typer.Exit(EXIT_TOO_LARGE)
 
 
-def _print(target: str, found: Forecast, step: Traced, states: int) -> None:
-    from outcore.preflight.words import one_line, rows, verdict  # noqa: PLC0415 - loads numpy
+def _print(target: str, found: Forecast, step: Traced, states: int, capacity_bytes: int) -> None:
+    from outcore.preflight.words import rows, verdict, what_to_do  # noqa: PLC0415 - loads numpy
 
     console = Console()
 
@@ -91,4 +91,5 @@ def _print(target: str, found: Forecast, step: Traced, states: int) -> None:
     if step.note:
         say(f"{'in training':<{WIDTH}}{step.note}")
     if not found.fits_in_core:
-        say(f"{'add one line':<{WIDTH}}{one_line(found)}")
+        name, text = what_to_do(found, capacity_bytes)
+        say(f"{name:<{WIDTH}}{text}")

@@ -39,7 +39,7 @@ class Recording:
     runs: dict[int, tuple[Moment, Moment]]
     """Body position -> when that run started and stopped."""
     lane: int = 0
-    """The `id` of the step's lane; 0 until it has one."""
+    """The `key` of the step's lane; 0 until it has one."""
     backward: Moment = None
     """When the backward call began; None until then."""
 

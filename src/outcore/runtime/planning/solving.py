@@ -15,10 +15,12 @@ from weakref import WeakKeyDictionary, ref
 
 from outcore.allocators import Card, Space
 from outcore.allocators.expandable import ExpandableSegments
+from outcore.aten import is_opaque
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import fits
+from outcore.ir.once import once_per_trace
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
@@ -280,11 +282,19 @@ class Solver:
             raise
 
     def _may_place(self, shares: Shares, plan: Plan | None = None) -> bool:
-        """Whether to make a layout: on a GPU that one call of one graph nearly fills."""
+        """Whether to make a layout: on a GPU that one call of one graph nearly fills.
+
+        A step with a layout computes on a separate stream. Kernels of other packages may run on the
+        default stream, which does not wait for it.
+        """
         card = self.settings.card
         grows = card is not None and isinstance(card.allocator, ExpandableSegments) and self.places
         alone = len(shares.active) == 1 and shares.graph.status.most_outstanding <= 1
-        return grows and alone and any(self.settings.rooms) and (plan is None or bool(plan.moves))
+        if not (grows and alone and any(self.settings.rooms)) or _has_opaque(
+            shares.graph.captured.trace
+        ):
+            return False
+        return plan is None or bool(plan.moves)
 
     def _space(self, shares: Shares, budget_bytes: int) -> Space:
         """The space of a budget; no more than the card has apart from free parts of used pages."""
@@ -357,6 +367,12 @@ class Solver:
             self._hardware = known = self._cautious(wider)
         links = {(a, b): link for a, b, link in (*known.links, *hardware.links)}
         return replace(known, links=tuple((a, b, link) for (a, b), link in links.items()))
+
+
+@once_per_trace
+def _has_opaque(trace: Trace) -> bool:
+    """Whether an op is neither torch's nor outcore's."""
+    return any(is_opaque(op.target) for op in trace.ops)
 
 
 def _searches_at_once(search: Search) -> int:

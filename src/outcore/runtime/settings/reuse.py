@@ -118,8 +118,12 @@ def read_given(
 ) -> Given:
     """Read the files of plans and overrides, for training on `device`.
 
-    Raises FormatError or DigestError, naming the file.
+    Raises OptionValueError if one is no path, FormatError or DigestError, naming the file.
     """
+    for option, value in {"plan": plan, "overrides": overrides}.items():
+        if not isinstance(value, str | os.PathLike | None):
+            reason = "it is not the path of a file"
+            raise OptionValueError(option=option, value=value, reason=reason)
     return Given(
         None if plan is None else load_plans(plan),
         "" if plan is None else os.fspath(plan),
