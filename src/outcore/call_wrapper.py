@@ -28,7 +28,7 @@ from outcore.capture import (
     noticing_hooks,
     recurrent_apart,
 )
-from outcore.errors import NotEngagedError
+from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.runtime.backend import Backend
 from outcore.uncompiled import Uncalled, Uncompiled, own, pieces
 
@@ -45,6 +45,11 @@ UNCALLED = (
     "PyTorch, and the budget does not cover it. If it was compiled after outcore.wrap, by "
     "torch.compile or its compile(), leave that out: outcore compiles it. If the training loop "
     "calls other methods of it, wrap the modules that these call, in one outcore.session"
+)
+
+OTHERS = (
+    "outcore: also wrapped, each with a budget of its own: {names}. This budget counts what they "
+    "hold: wrap models that train together in one outcore.session, and unwrap those that are done"
 )
 
 UNSEEN = (
@@ -221,6 +226,9 @@ class CallWrapper:
         except BaseException as error:
             if counters["frames"]["total"] > traced:
                 self._trace_anew(error)
+            others = _others(self.backend) if isinstance(error, InfeasibleError) else []
+            if others:
+                error.add_note(OTHERS.format(names=_listed(others)))
             raise
 
     def _trace_anew(self, error: BaseException) -> None:
@@ -371,6 +379,12 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether someone else has compiled the module."""
     set_ = module._compiled_call_impl is not None and module not in WRAPPERS  # noqa: SLF001 - what Module.compile sets
     return set_ or isinstance(module, OptimizedModule)
+
+
+def _others(backend: Backend) -> list[str]:
+    """The classes of models that train under other budgets than that of `backend`."""
+    backends = ((type(model).__name__, each.backend) for model, each in WRAPPERS.items())
+    return sorted(name for name, b in backends if b is not backend and b.engine is not None)
 
 
 def _listed(names: Sequence[str]) -> str:

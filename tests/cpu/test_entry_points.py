@@ -30,6 +30,7 @@ from outcore import call_wrapper
 from outcore.capture.compiler.compat import SETTINGS_OF_THREADS
 from outcore.errors import (
     BudgetError,
+    InfeasibleError,
     NotEngagedError,
     OptionError,
     OptionValueError,
@@ -360,6 +361,20 @@ class TestWrap:
         mean_square(compiled(torch.ones(2, 4))).backward()
         with pytest.warns(UserWarning, match="leave that out: outcore compiles it"):
             mean_square(compiled(torch.ones(2, 4))).backward()
+
+    def test_a_refusal_names_other_wrapped_models(self) -> None:
+        first, second = nn.Linear(4, 4), small()
+        outcore.wrap(first, budget="1GiB")
+        first(torch.ones(2, 4)).sum().backward()
+        outcore.wrap(second, budget="100KiB")
+        with pytest.raises(InfeasibleError) as refused:
+            second(batch(0))
+        assert any("budget of its own: Linear" in note for note in refused.value.__notes__)
+        outcore.unwrap(first)
+        del refused
+        with pytest.raises(InfeasibleError) as again:
+            second(batch(0))
+        assert not any("Linear" in note for note in getattr(again.value, "__notes__", ()))
 
     def test_a_module_of_torch_s_own(self) -> None:
         """torch.compile skips these modules if they are called directly."""
