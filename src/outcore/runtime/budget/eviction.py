@@ -31,6 +31,7 @@ from outcore.runtime.budget.registry import Registry
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.planning.shares import profile_of
 from outcore.runtime.settings.options import Settings
@@ -88,8 +89,24 @@ class Eviction:
         """Make room for a forward call of `graph` by `executable`; returns what it is to run.
 
         Usually that is `executable`. If it is the graph's plan, and that needs too much even if all
-        that can be moved away is, it is a program of little memory instead, if one fits.
+        that can be moved away is, it is a program of little memory instead, if one fits. If the
+        nearest outer tier has no room for more calls than were planned for, it is one that offloads
+        nothing there.
         """
+        executable = self._on_device(graph, executable, inputs)
+        execution, waiting = graph.execution, self._registry.waiting(graph)
+        if execution is None or waiting < execution.planned.calls:
+            return executable
+        try:
+            self._reserve(executable.program)
+        except (SpillError, HostMemoryError):
+            return self._beyond(graph, execution, inputs) or executable
+        return executable
+
+    def _on_device(
+        self, graph: PlannedGraph, executable: Executable, inputs: Sequence[Any]
+    ) -> Executable:
+        """As `before_forward`, for room on the device."""
         program = executable.program
         if program is None or not len(self._registry.stores) or not _is_in_doubt(graph, executable):
             return executable
@@ -156,12 +173,8 @@ class Eviction:
         """
         if lacking >= execution.lean_refused_bytes:
             return None
-        between = _between_bytes(graph)
         try:
-            lean = execution.lean
-            if lean is None or self._lacking_later(self._needs(graph, lean).in_all(between)) > 0:
-                program = self._plans.lean_program(graph, execution.planned, inputs, between)
-                lean = build(graph.captured.trace, program, self._driver.generator)
+            lean = self._lean_beside(graph, execution.lean, execution.planned, inputs, beyond=False)
             self._reserve(lean.program)
         except (InfeasibleError, SpillError, HostMemoryError):
             execution.lean_refused_bytes = lacking
@@ -169,6 +182,38 @@ class Eviction:
         execution.lean = lean
         self.leaner += 1
         return lean
+
+    def _beyond(
+        self, graph: PlannedGraph, execution: PlannedExecution, inputs: Sequence[Any]
+    ) -> Executable | None:
+        """A program of little memory that offloads nothing to the nearest tier; None: none fits."""
+        known = execution.lean_beyond
+        try:
+            lean = self._lean_beside(graph, known, execution.planned, inputs, beyond=True)
+        except InfeasibleError:
+            return None
+        execution.lean_beyond = lean
+        self.leaner += 1
+        return lean
+
+    def _lean_beside(
+        self,
+        graph: PlannedGraph,
+        known: Executable | None,
+        planned: Planned,
+        inputs: Sequence[Any],
+        *,
+        beyond: bool,
+    ) -> Executable:
+        """The `known` program of little memory, or a new one if that needs too much by now.
+
+        Raises InfeasibleError if none fits.
+        """
+        between = _between_bytes(graph)
+        if known and self._lacking_later(self._needs(graph, known).in_all(between)) <= 0:
+            return known
+        program = self._plans.lean_program(graph, planned, inputs, between, beyond=beyond)
+        return build(graph.captured.trace, program, self._driver.generator)
 
     def _lacking(self, ahead_bytes: int) -> int:
         """By how much the budget without its margin will be exceeded if so much more is held."""

@@ -136,15 +136,23 @@ class Plans:
             collected = self._residency.collect(again=True)
 
     def lean_program(
-        self, graph: PlannedGraph, planned: Planned, inputs: Sequence[Any], between_bytes: int
+        self,
+        graph: PlannedGraph,
+        planned: Planned,
+        inputs: Sequence[Any],
+        between_bytes: int,
+        *,
+        beyond: bool,
     ) -> Program:
         """A program of little memory for the call of `graph` that begins, beside all that waits.
 
-        `between_bytes`: what is made while it waits. Raises InfeasibleError if none fits.
+        `between_bytes`: what is made while it waits; `beyond`: the nearest outer tier has no room
+        for it. Raises InfeasibleError if none fits.
         """
         own = sum(store.private_bytes for store in self._registry.stores.of(graph))
         held = own + self._residency.external_bytes(graph, inputs)
-        return self.planner.programs.lean(self._shares(graph), planned, held, between_bytes)
+        shares, lean = self._shares(graph), self.planner.programs.lean
+        return lean(shares, planned, held, between_bytes, beyond=beyond)
 
     def _workspaces(self, graph: PlannedGraph) -> tuple[int, ...] | None:
         """The workspaces of a graph by those of the same graph at other sizes, the nearest ones.

@@ -34,6 +34,9 @@ class PlannedExecution:
     """Calls since external memory was last counted."""
     lean: Executable | None = None
     """A program of little memory for calls that find too little room (`Eviction`); None before."""
+    lean_beyond: Executable | None = None
+    """The same for calls that find too little room in the nearest outer tier: it offloads nothing
+    to that."""
     lean_refused_bytes: float = inf
     """The least that a call lacked when no such program fitted; inf: there was no such call."""
     watch: Watch = field(default_factory=Watch)

@@ -222,8 +222,14 @@ class Planner:
         calls = shares.graph.status.planned_for - planned.calls
         more = calls * call_tensor_bytes(planned.problem.trace)
         beside = replace(planned, external_bytes=planned.external_bytes + more)
-        outside = planned.problem.outside_bytes + more
-        return self._as_before(shares, beside, replace(planned.problem, outside_bytes=outside))
+        before, capacity = planned.problem, planned.problem.hardware.capacity
+        problem = replace(
+            before,
+            outside_bytes=before.outside_bytes + more,
+            host_budget_bytes=shares.outer(Tier.HOST, capacity(Tier.HOST)),
+            disk_budget_bytes=shares.outer(Tier.DISK, capacity(Tier.DISK)),
+        )
+        return self._as_before(shares, beside, problem)
 
     @gc_paused()
     def plan_beside_calls(self, shares: Shares, planned: Planned) -> Planned:

@@ -19,7 +19,7 @@ from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
 from outcore.ir.trace import Trace
 from outcore.lower import lower
-from outcore.policies import Policy, floor_plan, leanest_plan
+from outcore.policies import Policy, floor_plan, leanest_plan, staging_needed
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.runtime.graphs.planned import Planned
@@ -83,15 +83,27 @@ class Programs:
 
     @gc_paused()
     def lean(
-        self, shares: Shares, planned: Planned, held_bytes: int, between_bytes: int
+        self,
+        shares: Shares,
+        planned: Planned,
+        held_bytes: int,
+        between_bytes: int,
+        *,
+        beyond: bool,
     ) -> Program:
         """A program of little memory for one call of a planned graph.
 
         `held_bytes`: all that is held outside the call; `between_bytes`: what is made while it
-        waits. Raises InfeasibleError if even the leanest program does not fit beside that.
+        waits; `beyond`: the nearest outer tier has no room for it, a disk beyond that may have.
+        Raises InfeasibleError if even the leanest program does not fit beside that.
         """
         hardware, profile = self._solver.hardware(), planned.problem.profile
         problem = shares.problem(hardware, profile, held_bytes, between_bytes)
+        if beyond and hardware.outer is Tier.HOST:  # copies to a disk use the same buffers there
+            staging = staging_needed(planned.problem.trace, planned.plan)
+            problem = replace(problem, host_budget_bytes=staging)
+        elif beyond:
+            problem = replace(problem, disk_budget_bytes=0)
         problem, plan = self._solver.solve(shares, problem, floor_plan)
         return lower(replace(problem, budget_bytes=1), plan, fast=True)
 

@@ -1,0 +1,92 @@
+"""More calls are outstanding than ever, and the outer tiers have no room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outcore import Backend
+from outcore.execute.queued import QueuedDriver
+from outcore.ir.hardware import Tier
+from outcore.runtime.budget import engine
+from outcore.runtime.graphs.planned import Planned
+from tests.cpu.queues import LateDevice
+from tests.cpu.test_asked_room import graphs
+from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
+
+
+@pytest.fixture
+def offloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
+    """Makes a Backend that offloads to host memory only, all that may be."""
+    rules = tmp_path / "rules.json"
+    rules.write_text('[{"match": "*", "action": "offload"}]')
+    monkeypatch.setattr(
+        engine, "open_driver", lambda _, folder, __: QueuedDriver(LateDevice(), folder)
+    )
+    return partial(Backend, budget="1GiB", overrides=rules, disk_budget=0)
+
+
+@pytest.fixture
+def needed(offloading: Callable[..., Backend]) -> int:
+    """The host memory that a call offloads to."""
+    backend = offloading(host_budget="64MiB")
+    outstanding([1] * (PROFILED_STEPS + 1), backend)
+    return the_plan(backend).predicted.peak(Tier.HOST)
+
+
+def test_a_call_without_room_on_the_host_offloads_nothing(
+    offloading: Callable[..., Backend], needed: int
+) -> None:
+    """Each call needs two thirds of the host memory."""
+    backend = offloading(host_budget=needed * 3 // 2)
+    steps = [*ALONE, 2, 2, 3, 1]
+    assert same(outstanding(steps, backend), outstanding(steps, "aot_eager"))
+    assert the_plan(backend).predicted.peak(Tier.HOST) == needed
+    assert backend.engine is not None
+    assert backend.engine.eviction.leaner == 4
+    assert "ran a slower program than its plan" in " ".join(backend.report().notes)
+
+
+def test_a_plan_for_more_calls_divides_the_host_memory(
+    offloading: Callable[..., Backend], needed: int
+) -> None:
+    backend = offloading(host_budget=needed * 3)
+    steps = [*ALONE, 2, 2]
+    assert same(outstanding(steps, backend), outstanding(steps, "aot_eager"))
+    planned = the_plan(backend)
+    assert planned.calls == 2
+    assert planned.problem.host_budget_bytes == needed * 3 // 2
+    assert backend.engine is not None
+    assert not backend.engine.eviction.leaner
+
+
+ALONE = [1] * (PROFILED_STEPS + 2)
+"""Steps with one call each, after which the graph is planned."""
+
+
+def the_plan(backend: Backend) -> Planned:
+    planned = graphs(backend)[0].planned
+    assert planned is not None
+    return planned
+
+
+def outstanding(calls: Sequence[int], backend: Any) -> list[list[Tensor]]:
+    """What steps give in which so many calls are outstanding at once."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Small()
+    call, seen = torch.compile(module, backend=backend), []
+    for number in calls:
+        module.zero_grad()
+        losses = [mean_square(call(batch(each))) for each in range(number)]
+        loss = torch.stack(losses).sum()
+        del losses
+        loss.backward()
+        seen.append(snapshot(module, loss))
+    return seen
