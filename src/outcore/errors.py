@@ -438,7 +438,7 @@ class PhotographsError(OutcoreError):
         """Say why, and how to install what is missing."""
         return (
             f"no photographs to train on: {self.reason}; they come with scikit-learn and are "
-            'decoded by pillow: pip install "outcore[demo]"'
+            "decoded by pillow: pip install scikit-learn pillow"
         )
 
 
@@ -457,8 +457,8 @@ class MissingPackageError(OutcoreError, ImportError):
     def message(self) -> str:
         """Say what is missing, for what, and how to install it."""
         return (
-            f"{self.purpose}, and {self.package} is not installed: "
-            f'pip install "outcore[{self.extra}]"'
+            f"{self.purpose}, and {self.package} is not installed: pip install {self.package} "
+            f'(it belongs to the extra "{self.extra}")'
         )
 
 

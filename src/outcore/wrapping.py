@@ -25,9 +25,14 @@ def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords
     """Keep the training steps of `model` inside a byte budget. Returns `model`, changed in place.
 
     The object, its parameters and the names in its `state_dict` stay the same; only what a call
-    runs is compiled. Copies and pickles of the model are not wrapped. `budget` and `options` are
-    those of `Backend`, and `handle(model)` is the Backend. If training calls bring nothing to plan,
-    outcore warns; with `strict`, it raises NotEngagedError.
+    runs is compiled. Copies and pickles of the model are not wrapped. `handle(model)` is its
+    Backend. If training calls bring nothing to plan, outcore warns; with `strict`, it raises
+    NotEngagedError.
+
+    - `budget`: the most device bytes of a step: "12GiB", bytes, "80%", a fraction of the device, or
+      "auto" (what is free for this process), the default on a GPU.
+    - `options`: `policy`, `host_budget`, `disk_budget`, `spill_dir`, `link_limit`, `drift`, `plan`,
+      `overrides`, `fuse` and `strict`, as `outcore.runtime.settings.options.Options` lists them.
 
     If the model is wrapped already, the new Backend replaces the old one, as if you unwrapped the
     model first. Wrapped modules inside run under the budget of `model` when `model` is called, and

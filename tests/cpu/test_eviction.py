@@ -274,7 +274,7 @@ def test_what_others_hold_stays() -> None:
 
 
 def test_room_on_the_disk_is_left_to_plans() -> None:
-    towers = alone(disk_budget="64MiB")
+    towers = alone(disk_budget="64MiB", policy="swap-all")
     (graph,) = graphs(towers.backend)
     assert graph.planned is not None
     needed = graph.planned.predicted.peak(Tier.DISK)

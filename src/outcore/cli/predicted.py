@@ -74,7 +74,7 @@ def has_solver(progress: Console) -> bool:
     """Whether scipy, which lower bounds need, is installed; if not, says how to install it."""
     found = find_spec("scipy") is not None
     if not found:
-        progress.print('No lower bounds without scipy: pip install "outcore[plan]"', markup=False)
+        progress.print("No lower bounds without scipy: pip install scipy", markup=False)
     return found
 
 

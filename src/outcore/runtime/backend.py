@@ -91,9 +91,10 @@ class Backend:
     >>> ooc = Backend(budget="12GiB")                            # doctest: +SKIP
     >>> model = torch.compile(model, backend=ooc)                # doctest: +SKIP
 
-    `Options` lists the options. An unknown name raises OptionError, and a value that cannot be read
-    raises BudgetError, OptionValueError or PolicyError, all before anything runs. If no plan meets
-    the budget, the first forward call that finds this out raises InfeasibleError.
+    The options are those of `outcore.runtime.settings.options.Options`. An unknown name raises
+    OptionError, and a value that cannot be read raises BudgetError, OptionValueError or
+    PolicyError, all before anything runs. If no plan meets the budget, the first forward call that
+    finds this out raises InfeasibleError.
     """
 
     def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
