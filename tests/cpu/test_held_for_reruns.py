@@ -78,7 +78,7 @@ def test_the_headline_counts_them_apart():
 def test_explain_a_file(narrow, path):
     run = narrow("plan", "explain", path)
     assert run.exit_code == 0, run.output
-    assert "dropped the step takes 40.0 ms longer" in flat(run.stdout)
+    assert "if dropped, the step takes 40.0 ms longer" in flat(run.stdout)
     assert "for reruns" in run.stdout
 
 
@@ -100,7 +100,7 @@ def test_explain(narrow, monkeypatch):
     assert run.exit_code == 0, run.output
     assert max(map(len, run.stdout.splitlines()[3:])) <= 80
     assert "7 of 7 gaps that are moved or held for reruns, by bytes x idle" in flat(run.stdout)
-    assert "dropped the step takes" in flat(run.stdout)
+    assert "if dropped, the step takes" in flat(run.stdout)
     (row,) = (line for line in run.stdout.splitlines() if "y0 (buffer 1)" in line)
     assert row.split("│")[3].strip() == "keep"
 
