@@ -226,10 +226,19 @@ class CallWrapper:
         except BaseException as error:
             if counters["frames"]["total"] > traced:
                 self._trace_anew(error)
-            others = _others(self.backend) if isinstance(error, InfeasibleError) else []
-            if others:
-                error.add_note(OTHERS.format(names=_listed(others)))
+            if isinstance(error, InfeasibleError):
+                self._name_others(error)
             raise
+
+    def _name_others(self, error: InfeasibleError) -> None:
+        """Add a note on models that train on this device under other budgets, if there are any."""
+        engine = self.backend.engine
+        engines = ((model, each.backend.engine) for model, each in WRAPPERS.items())
+        others = [(m, e) for m, e in engines if e is not None and e is not engine]
+        names = [type(m).__name__ for m, e in others if engine is None or e.device == engine.device]
+        note = OTHERS.format(names=_listed(sorted(names)))
+        if names and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
     def _trace_anew(self, error: BaseException) -> None:
         """Make torch forget the code that it was tracing when `error` was raised.
@@ -379,12 +388,6 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether someone else has compiled the module."""
     set_ = module._compiled_call_impl is not None and module not in WRAPPERS  # noqa: SLF001 - what Module.compile sets
     return set_ or isinstance(module, OptimizedModule)
-
-
-def _others(backend: Backend) -> list[str]:
-    """The classes of models that train under other budgets than that of `backend`."""
-    backends = ((type(model).__name__, each.backend) for model, each in WRAPPERS.items())
-    return sorted(name for name, b in backends if b is not backend and b.engine is not None)
 
 
 def _listed(names: Sequence[str]) -> str:

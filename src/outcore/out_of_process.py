@@ -42,7 +42,7 @@ SLOW_SECONDS = 10.0
 
 SLOW = (
     "outcore: still planning; in a new installation the planner is compiled first, once, which "
-    "takes half a minute or more"
+    "takes 10 to 40 s"
 )
 
 
@@ -154,9 +154,8 @@ class _ToPlanAndPlace:
 def _answered(question: Question, asking: Callable[..., Any]) -> Any:
     """As `_found`. Another thread asks, so that what a signal handler raises is raised here."""
     answers = worker.ask_each(_SERVE, [question], _tell, 1, asking)
-    with closing(answers):
-        with _telling_if_slow():
-            first = [next(answers)]
+    with closing(answers), _telling_if_slow():
+        first = [next(answers)]
         return _found(question, lambda: first.pop().result())  # no frame holds an error's future
 
 

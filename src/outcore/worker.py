@@ -220,7 +220,7 @@ def _submitted(
         return threads.submit(call, *arguments)
     except RuntimeError as error:
         failed: Future[Any] = Future()
-        failed.set_exception(error)
+        failed.set_exception(error.with_traceback(None))  # its frames hold `failed`, and the step
         return failed
 
 

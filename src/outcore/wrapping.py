@@ -41,7 +41,8 @@ def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords
     Wrap the module that your training loop calls. Under DistributedDataParallel and FSDP2, wrap the
     module inside before you hand it over (docs/several-devices.md).
 
-    Raises WrapError if the model is compiled already, and as `Backend` does for options.
+    Raises WrapError if the model is compiled already, or is a container such as ModuleList, which
+    cannot be called, and as `Backend` does for options.
     """
     _check(model)
     return install_wrapper(model, Backend(budget, **options), owns=True)
@@ -183,7 +184,7 @@ def _check(model: nn.Module) -> None:
             "itself: outcore compiles it"
         )
         raise WrapError(model=name, reason=reason)
-    if isinstance(model, CONTAINERS):
+    if isinstance(model, CONTAINERS) and type(model).forward is nn.Module.forward:
         reason = (
             "it cannot be called; wrap the model that contains it, or its modules in one "
             "outcore.session"

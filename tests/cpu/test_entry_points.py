@@ -350,6 +350,16 @@ class TestWrap:
         with pytest.raises(WrapError, match="it cannot be called"):
             outcore.wrap(container(), budget="1GiB")
 
+    def test_a_container_that_can_be_called(self) -> None:
+        class Chain(nn.ModuleList):
+            def forward(self, x: Tensor) -> Tensor:
+                for each in self:
+                    x = each(x)
+                return x
+
+        chain = outcore.wrap(Chain([nn.Linear(4, 4), nn.ReLU()]), budget="1GiB", strict=True)
+        chain(torch.ones(2, 4)).sum().backward()
+
     @pytest.mark.parametrize("in_place", [True, False])
     def test_what_is_compiled_afterwards(self, *, in_place: bool) -> None:
         module = outcore.wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), budget="1GiB")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outcore import Backend
+from outcore.execute.disk import SpillFile
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.runtime.budget import engine
@@ -22,10 +23,16 @@ from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, 
 
 
 @pytest.fixture
-def offloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
-    """Makes a Backend that offloads to host memory only, all that may be."""
-    rules = tmp_path / "rules.json"
-    rules.write_text('[{"match": "*", "action": "offload"}]')
+def rules(tmp_path: Path) -> Path:
+    """A file of overrides by which all is offloaded that may be."""
+    path = tmp_path / "rules.json"
+    path.write_text('[{"match": "*", "action": "offload"}]')
+    return path
+
+
+@pytest.fixture
+def offloading(rules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
+    """Makes a Backend that offloads to host memory only."""
     monkeypatch.setattr(
         engine, "open_driver", lambda _, folder, __: QueuedDriver(LateDevice(), folder)
     )
@@ -53,6 +60,45 @@ def test_a_call_without_room_on_the_host_offloads_nothing(
     assert "ran a slower program than its plan" in " ".join(backend.report().notes)
 
 
+def test_a_call_without_room_on_the_disk_offloads_nothing(
+    rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has room for one call by the time that several are outstanding."""
+    take_free, give, grow = SpillFile._take_free, SpillFile.give, SpillFile._grow
+    held: list[int] = []
+    limit: list[int] = []
+
+    def taken(file: SpillFile, nbytes: int) -> int | None:
+        if limit and sum(held) + nbytes > limit[0]:
+            return None
+        offset = take_free(file, nbytes)
+        held.append(nbytes if offset is not None else 0)
+        return offset
+
+    def given(file: SpillFile, offset: int, nbytes: int) -> None:
+        held.append(-nbytes)
+        give(file, offset, nbytes)
+
+    def grown(file: SpillFile, nbytes: int) -> None:
+        if limit:
+            raise file.error("too little disk space", nbytes)
+        held.append(nbytes)
+        grow(file, nbytes)
+
+    monkeypatch.setattr(SpillFile, "_take_free", taken)
+    monkeypatch.setattr(SpillFile, "give", given)
+    monkeypatch.setattr(SpillFile, "_grow", grown)
+    backend = Backend(budget="1GiB", overrides=rules, spill_dir=tmp_path)
+    steps = [*ALONE, 2, 2, 3, 1]
+
+    def fill_up() -> None:
+        limit.append(the_plan(backend).predicted.peak(Tier.DISK) * 3 // 2)
+
+    assert same(outstanding(steps, backend, fill_up), outstanding(steps, "aot_eager"))
+    assert backend.engine is not None
+    assert backend.engine.eviction.leaner == 4
+
+
 def test_a_plan_for_more_calls_divides_the_host_memory(
     offloading: Callable[..., Backend], needed: int
 ) -> None:
@@ -76,13 +122,20 @@ def the_plan(backend: Backend) -> Planned:
     return planned
 
 
-def outstanding(calls: Sequence[int], backend: Any) -> list[list[Tensor]]:
-    """What steps give in which so many calls are outstanding at once."""
+def outstanding(
+    calls: Sequence[int], backend: Any, before_several: Callable[[], object] = bool
+) -> list[list[Tensor]]:
+    """What steps give in which so many calls are outstanding at once.
+
+    `before_several` is called before those of several calls.
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Small()
     call, seen = torch.compile(module, backend=backend), []
     for number in calls:
+        if number > 1:
+            before_several()
         module.zero_grad()
         losses = [mean_square(call(batch(each))) for each in range(number)]
         loss = torch.stack(losses).sum()

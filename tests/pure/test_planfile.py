@@ -206,7 +206,7 @@ class TestWhatIsHeldForReruns:
             "y2": ("recompute", {"stay": True}),
         }
         reason = next(row["reason"] for row in rows if row["name"] == "y0")
-        assert "dropped the step takes 40.0 ms longer" in reason
+        assert "if dropped, the step takes 40.0 ms longer" in reason
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -262,7 +262,7 @@ class TestFilesThatWillNotDo:
         [
             ('"after": {"op": 3', '"after": {"op": 4'),
             ('"device": 6144', '"device": 9999'),
-            ('"reason": "kept', '"reason": "KEPT'),
+            ('"reason": "if kept', '"reason": "IF KEPT'),
             ('"python": "3.11.2"', '"python": "3.12"'),
         ],
     )

@@ -65,8 +65,8 @@ class Machine:
             raise OptionValueError(
                 option="hardware",
                 value=self.hardware.name,
-                reason=f"it has no compute rate for {dtype}, which the step computes in, but for "
-                f"{', '.join(rates)}: name another machine, or compute in one of these",
+                reason=f"it has no compute rate for {dtype}, which the step computes in; it has "
+                f"rates for {', '.join(rates) or 'no dtype'}: name another machine",
             )
         return rates[dtype] * _class_efficiency(op.target, self.efficiency)
 

@@ -154,6 +154,10 @@ class AdversarialDriver:
     def reserve(self, nbytes: Mapping[Tier, int]) -> None:
         """Do nothing."""
 
+    def has_room(self, _: Mapping[Tier, int], /) -> bool:
+        """Return True: there is always room."""
+        return True
+
     def ledger(self) -> Ledger | None:
         """Return None: it has no allocator."""
         return None

@@ -272,6 +272,14 @@ class CpuDriver:
             spill = self._ready()
             spill.file.give(spill.take(room), room)
 
+    def has_room(self, nbytes: Mapping[Tier, int], /) -> bool:
+        """Whether the disk has room for a lane."""
+        try:
+            self.reserve(nbytes)
+        except SpillError:
+            return False
+        return True
+
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """Open a lane of `regions`, whose offsets are multiples of `FILE_BLOCK_BYTES`.
 

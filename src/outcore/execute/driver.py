@@ -176,6 +176,10 @@ class Driver(Protocol):
         """
         ...
 
+    def has_room(self, nbytes: Mapping[Tier, int], /) -> bool:
+        """Whether a lane can be opened now that needs `nbytes` of each outer tier."""
+        ...
+
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """Open a lane for one more outstanding step. Raises as `reserve` does."""
         ...

@@ -174,6 +174,15 @@ class QueuedDriver:
         if Tier.HOST in nbytes:
             self.slabs.make_ready(nbytes[Tier.HOST])
 
+    def has_room(self, nbytes: Mapping[Tier, int], /) -> bool:
+        """Whether host memory and disk have room for a lane. Unused host memory stays."""
+        if nbytes.get(Tier.DISK):
+            try:
+                self._staged().reserve(nbytes[Tier.DISK])
+            except SpillError:
+                return False
+        return self.slabs.has(nbytes.get(Tier.HOST, 0))
+
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:
         """Open a lane of `regions`. Raises as `reserve` does if there is no room for it."""
         if not regions:

@@ -72,6 +72,15 @@ class Slabs:
             self._slabs.add(slab)
             return slab
 
+    def has(self, nbytes: int) -> bool:
+        """Whether `take` would find room, as far as the budget says."""
+        with self._lock:
+            self._collect()
+            unused = [len(slab.memory) for slab in self._free]
+            needed = self.taken_bytes - sum(unused) + nbytes
+            fits = any(each >= nbytes for each in unused)
+            return fits or self.budget_bytes is None or needed <= self.budget_bytes
+
     def hold(self, nbytes: int) -> None:
         """Count `nbytes` of host memory that is allocated elsewhere; negative: it was freed.
 

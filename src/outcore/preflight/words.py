@@ -64,7 +64,7 @@ def what_to_do(found: Forecast, capacity_bytes: int) -> tuple[str, str]:
     `capacity_bytes`: the most that the device has.
     """
     if found.smallest_budget_bytes > capacity_bytes:
-        return "what to do", "a smaller batch or smaller inputs: no budget that works is this small"
+        return "what to do", "a smaller batch or smaller inputs: no plan fits what the device has"
     return "add one line", one_line(found)
 
 

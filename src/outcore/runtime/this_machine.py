@@ -80,7 +80,7 @@ def _name(device: torch.device) -> str:
 
 
 def _dtypes(device: torch.device) -> dict[str, torch.dtype]:
-    found = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # those of autocast
+    found = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     return found | ({"float16": torch.float16} if device.type == "cuda" else {})
 
 

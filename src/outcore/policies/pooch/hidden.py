@@ -47,7 +47,7 @@ def exposed(model: PoochModel) -> Exposed:
 def _exposed_out(model: PoochModel, forward: Forward) -> tuple[int, ...]:
     """Targets whose copies out are not hidden.
 
-    Differs from `pooch_clock.waited`, which follows the published code: there the last op counts as
+    Differs from `clock.waited`, which follows the published code: there the last op counts as
     the boundary.
     """
     out = [model.targets[i].out_seconds for i in forward.leaving]

@@ -1,9 +1,9 @@
-"""model: PoocH's model of a step: its memory (`pooch_clock.py` has the time).
+"""model: PoocH's model of a step: its memory (`clock.py` has the time).
 
 From `Trainer.optimize_swap_targets` of PoocH's published code, with its names:
 
 - `sync_swapout` walks the forward pass and waits for copies out when memory is needed.
-- `rebuild` (`pooch_backward.py`) finds what each break point of the backward pass must fetch and
+- `rebuild` (`backward.py`) finds what each break point of the backward pass must fetch and
   run again.
 - `compact` moves the fetches earlier, in order, as far as memory allows.
 

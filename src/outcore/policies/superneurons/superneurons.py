@@ -97,7 +97,7 @@ def by_type(problem: Problem, model: PoochModel) -> list[Kind]:
 class _OneConvolutionAhead:
     """Issue fetches needed after one convolution's backward, up to the next one's, at the first.
 
-    It does not consider memory (a `pooch_plan.Schedule`).
+    It does not consider memory (a `pooch.plan.Schedule`).
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -7,7 +7,8 @@ moved to an outer tier until the calls come back (docs/decisions/0039).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -89,19 +90,15 @@ class Eviction:
         """Make room for a forward call of `graph` by `executable`; returns what it is to run.
 
         Usually that is `executable`. If it is the graph's plan, and that needs too much even if all
-        that can be moved away is, it is a program of little memory instead, if one fits. If the
-        nearest outer tier has no room for more calls than were planned for, it is one that offloads
-        nothing there.
+        that can be moved away is, it is a program of little memory instead, if one fits. If other
+        calls of the graph wait and the outer tiers have no room for one more, it is a program that
+        offloads nothing to a full tier.
         """
         executable = self._on_device(graph, executable, inputs)
-        execution, waiting = graph.execution, self._registry.waiting(graph)
-        if execution is None or waiting < execution.planned.calls:
+        execution = graph.execution
+        if execution is None or not self._registry.waiting(graph) or self._has_room(executable):
             return executable
-        try:
-            self._reserve(executable.program)
-        except (SpillError, HostMemoryError):
-            return self._beyond(graph, execution, inputs) or executable
-        return executable
+        return self._elsewhere(graph, execution, inputs) or executable
 
     def _on_device(
         self, graph: PlannedGraph, executable: Executable, inputs: Sequence[Any]
@@ -174,7 +171,7 @@ class Eviction:
         if lacking >= execution.lean_refused_bytes:
             return None
         try:
-            lean = self._lean_beside(graph, execution.lean, execution.planned, inputs, beyond=False)
+            lean = self._lean_beside(graph, execution.lean, execution.planned, inputs)
             self._reserve(lean.program)
         except (InfeasibleError, SpillError, HostMemoryError):
             execution.lean_refused_bytes = lacking
@@ -183,18 +180,21 @@ class Eviction:
         self.leaner += 1
         return lean
 
-    def _beyond(
+    def _elsewhere(
         self, graph: PlannedGraph, execution: PlannedExecution, inputs: Sequence[Any]
     ) -> Executable | None:
-        """A program of little memory that offloads nothing to the nearest tier; None: none fits."""
-        known = execution.lean_beyond
-        try:
-            lean = self._lean_beside(graph, known, execution.planned, inputs, beyond=True)
-        except InfeasibleError:
-            return None
-        execution.lean_beyond = lean
-        self.leaner += 1
-        return lean
+        """A program of little memory that offloads nothing to full tiers; None if none fits."""
+        known = execution.lean_elsewhere
+        if known is None or not self._has_room(known):
+            known = None
+        for without in ((Tier.HOST,), (Tier.HOST, Tier.DISK)):
+            with suppress(InfeasibleError):
+                lean = self._lean_beside(graph, known, execution.planned, inputs, without)
+                if self._has_room(lean):
+                    execution.lean_elsewhere = lean
+                    self.leaner += 1
+                    return lean
+        return None
 
     def _lean_beside(
         self,
@@ -202,18 +202,22 @@ class Eviction:
         known: Executable | None,
         planned: Planned,
         inputs: Sequence[Any],
-        *,
-        beyond: bool,
+        without: Collection[Tier] = (),
     ) -> Executable:
         """The `known` program of little memory, or a new one if that needs too much by now.
 
         Raises InfeasibleError if none fits.
         """
         between = _between_bytes(graph)
-        if known and self._lacking_later(self._needs(graph, known).in_all(between)) <= 0:
+        fits = known and self._lacking_later(self._needs(graph, known).in_all(between)) <= 0
+        if known is not None and fits:
             return known
-        program = self._plans.lean_program(graph, planned, inputs, between, beyond=beyond)
+        program = self._plans.lean_program(graph, planned, inputs, between, without=without)
         return build(graph.captured.trace, program, self._driver.generator)
+
+    def _has_room(self, executable: Executable) -> bool:
+        """Whether the outer tiers have room for one more call by `executable`."""
+        return self._driver.has_room(_outer_bytes(executable.program))
 
     def _lacking(self, ahead_bytes: int) -> int:
         """By how much the budget without its margin will be exceeded if so much more is held."""
@@ -331,10 +335,15 @@ class Eviction:
 
     def _reserve(self, program: Program | None) -> None:
         """Reserve what `program` needs of the outer tiers. Raises SpillError or HostMemoryError."""
-        outer = (Tier.HOST, Tier.DISK) if program is not None else ()
-        needed = {t: nbytes for t in outer if program and (nbytes := extent_bytes(program, t))}
+        needed = _outer_bytes(program)
         if needed:
             self._driver.reserve(needed)
+
+
+def _outer_bytes(program: Program | None) -> dict[Tier, int]:
+    """What a program needs of the outer tiers, of those that it uses."""
+    outer = (Tier.HOST, Tier.DISK) if program is not None else ()
+    return {t: nbytes for t in outer if program and (nbytes := extent_bytes(program, t))}
 
 
 def choose(sizes: Mapping[int, int], nbytes: int) -> list[int]:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -142,17 +142,17 @@ class Plans:
         inputs: Sequence[Any],
         between_bytes: int,
         *,
-        beyond: bool,
+        without: Collection[Tier] = (),
     ) -> Program:
         """A program of little memory for the call of `graph` that begins, beside all that waits.
 
-        `between_bytes`: what is made while it waits; `beyond`: the nearest outer tier has no room
-        for it. Raises InfeasibleError if none fits.
+        `between_bytes`: what is made while it waits; `without`: outer tiers that have no room for
+        it. Raises InfeasibleError if none fits.
         """
         own = sum(store.private_bytes for store in self._registry.stores.of(graph))
         held = own + self._residency.external_bytes(graph, inputs)
         shares, lean = self._shares(graph), self.planner.programs.lean
-        return lean(shares, planned, held, between_bytes, beyond=beyond)
+        return lean(shares, planned, held, between_bytes, without=without)
 
     def _workspaces(self, graph: PlannedGraph) -> tuple[int, ...] | None:
         """The workspaces of a graph by those of the same graph at other sizes, the nearest ones.

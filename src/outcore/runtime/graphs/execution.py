@@ -34,9 +34,8 @@ class PlannedExecution:
     """Calls since external memory was last counted."""
     lean: Executable | None = None
     """A program of little memory for calls that find too little room (`Eviction`); None before."""
-    lean_beyond: Executable | None = None
-    """The same for calls that find too little room in the nearest outer tier: it offloads nothing
-    to that."""
+    lean_elsewhere: Executable | None = None
+    """The same for calls that find no room in an outer tier: it offloads elsewhere, or nothing."""
     lean_refused_bytes: float = inf
     """The least that a call lacked when no such program fitted; inf: there was no such call."""
     watch: Watch = field(default_factory=Watch)

@@ -222,14 +222,8 @@ class Planner:
         calls = shares.graph.status.planned_for - planned.calls
         more = calls * call_tensor_bytes(planned.problem.trace)
         beside = replace(planned, external_bytes=planned.external_bytes + more)
-        before, capacity = planned.problem, planned.problem.hardware.capacity
-        problem = replace(
-            before,
-            outside_bytes=before.outside_bytes + more,
-            host_budget_bytes=shares.outer(Tier.HOST, capacity(Tier.HOST)),
-            disk_budget_bytes=shares.outer(Tier.DISK, capacity(Tier.DISK)),
-        )
-        return self._as_before(shares, beside, problem)
+        outside = planned.problem.outside_bytes + more
+        return self._as_before(shares, beside, replace(planned.problem, outside_bytes=outside))
 
     @gc_paused()
     def plan_beside_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -298,7 +292,13 @@ class Planner:
         """A plan for `problem` with `room` for external memory in place of that of `planned`."""
         more = room.nbytes - planned.external_bytes
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
-        alone = replace(problem, outside_bytes=problem.outside_bytes + more)
+        capacity = problem.hardware.capacity
+        alone = replace(
+            problem,
+            outside_bytes=problem.outside_bytes + more,
+            host_budget_bytes=shares.outer(Tier.HOST, capacity(Tier.HOST)),
+            disk_budget_bytes=shares.outer(Tier.DISK, capacity(Tier.DISK)),
+        )
         hardware = self.solver.hardware()
         between = [
             shares.paused_bytes(hardware, planned.external, room),
@@ -378,9 +378,6 @@ class Planner:
 
         None if the policy has no plan within what other graphs leave.
         """
-        capacity = problem.hardware.capacity
-        host, disk = (shares.outer(tier, capacity(tier)) for tier in (Tier.HOST, Tier.DISK))
-        problem = replace(problem, host_budget_bytes=host, disk_budget_bytes=disk)
         try:
             return self._as_before(shares, planned, problem)
         except InfeasibleError:

@@ -7,7 +7,7 @@ left. Their plans follow fixed rules, and most are made before anything is measu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from outcore.errors import InfeasibleError
@@ -89,22 +89,23 @@ class Programs:
         held_bytes: int,
         between_bytes: int,
         *,
-        beyond: bool,
+        without: Collection[Tier] = (),
     ) -> Program:
         """A program of little memory for one call of a planned graph.
 
         `held_bytes`: all that is held outside the call; `between_bytes`: what is made while it
-        waits; `beyond`: the nearest outer tier has no room for it, a disk beyond that may have.
-        Raises InfeasibleError if even the leanest program does not fit beside that.
+        waits; `without`: outer tiers that have no room for it. Raises InfeasibleError if even the
+        leanest program does not fit beside that.
         """
         hardware, profile = self._solver.hardware(), planned.problem.profile
         problem = shares.problem(hardware, profile, held_bytes, between_bytes)
-        if beyond and hardware.outer is Tier.HOST:  # copies to a disk use the same buffers there
+        if Tier.HOST in without:  # copies to a disk use the buffers that are there for others
             staging = staging_needed(planned.problem.trace, planned.plan)
             problem = replace(problem, host_budget_bytes=staging)
-        elif beyond:
-            problem = replace(problem, disk_budget_bytes=0)
-        problem, plan = self._solver.solve(shares, problem, floor_plan)
+        if Tier.DISK in without:
+            plan = floor_plan(replace(problem, host_budget_bytes=0, disk_budget_bytes=0))
+        else:
+            problem, plan = self._solver.solve(shares, problem, floor_plan)
         return lower(replace(problem, budget_bytes=1), plan, fast=True)
 
     @gc_paused()

@@ -285,7 +285,7 @@ class Solver:
         """Whether to make a layout: on a GPU that one call of one graph nearly fills.
 
         A step with a layout computes on a separate stream. Kernels of other packages may run on the
-        default stream, which does not wait for it.
+        default stream, which does not wait for it; conditions and loops may contain such kernels.
         """
         card = self.settings.card
         grows = card is not None and isinstance(card.allocator, ExpandableSegments) and self.places
