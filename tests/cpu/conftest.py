@@ -93,7 +93,9 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     if not next(_tests) % TESTS_BETWEEN:  # hidden objects may be garbage by now
         gc.unfreeze()
-    gc.collect()
+    for _ in range(3):  # what is finalized leaves more
+        if not gc.collect():
+            break
     gc.freeze()
     yield
     torch._dynamo.reset()

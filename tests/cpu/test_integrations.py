@@ -27,7 +27,7 @@ def test_transformers_without_lightning(fresh: Any) -> None:
     fresh.setitem(sys.modules, "lightning.pytorch", None)
     fresh.setitem(sys.modules, "pytorch_lightning", None)
     assert integrations.TransformersCallback(budget="1GiB").backend is None
-    with pytest.raises(MissingPackageError, match=r"outcore\[lightning\]"):
+    with pytest.raises(MissingPackageError, match="pip install lightning"):
         integrations.LightningCallback  # noqa: B018 - the access is what is tested
 
 
@@ -35,7 +35,7 @@ def test_lightning_without_transformers(fresh: Any) -> None:
     pytest.importorskip("lightning.pytorch")
     fresh.setitem(sys.modules, "transformers", None)
     assert integrations.LightningCallback(budget="1GiB").session is None
-    with pytest.raises(MissingPackageError, match=r"outcore\[transformers\]"):
+    with pytest.raises(MissingPackageError, match="pip install transformers"):
         integrations.TransformersCallback  # noqa: B018 - as above
 
 

@@ -402,7 +402,7 @@ def test_photographs_come_in_the_order_of_their_seed():
 
 def test_photographs_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(PhotographsError, match=r'pip install "outcore\[demo\]"'):
+    with pytest.raises(PhotographsError, match="pip install scikit-learn pillow"):
         photograph_batches(2)
 
 

@@ -531,7 +531,7 @@ def test_pictures_that_cannot_be_drawn(tmp_path, monkeypatch):
     with pytest.raises(OptionValueError, match="there is no folder"):
         small_report().to_plot(tmp_path / "none" / "report.png")
     monkeypatch.setattr(style, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"outcore\[plot\]"):
+    with pytest.raises(MissingPackageError, match=r"pip install matplotlib"):
         small_report().to_plot(tmp_path / "report.png")
 
 
