@@ -209,9 +209,10 @@ class Eviction:
         Raises InfeasibleError if none fits.
         """
         between = _between_bytes(graph)
-        fits = known and self._lacking_later(self._needs(graph, known).in_all(between)) <= 0
-        if known is not None and fits:
-            return known
+        if known is not None:
+            lacking = self._lacking_later(self._needs(graph, known).in_all(between))
+            if lacking <= 0:
+                return known
         program = self._plans.lean_program(graph, planned, inputs, between, without=without)
         return build(graph.captured.trace, program, self._driver.generator)
 
