@@ -24,7 +24,7 @@ from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
 from outcore.execute.malloc import own_malloc
 from outcore.policies import floor, resolve, spec_text
-from outcore.runtime.limits.margin import MARGIN_DIVISOR
+from outcore.ir.margin import MARGIN_DIVISOR
 from outcore.units import format_bytes
 
 STEPS = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
@@ -13,6 +14,7 @@ from outcore.bound import lower_bound
 from outcore.errors import BudgetError, InfeasibleError, PolicyError
 from outcore.estimate import estimate
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import budget_for, margin_bytes, naming_any_budget
 from outcore.ir.plan import Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
@@ -86,7 +88,7 @@ class Comparison:
     holds on the device (1: SGD with momentum, 2: Adam). `allocator`: what serves the programs, with
     the whole device to allocate from; with None, reserved memory is not computed. `variants`:
     whether policies may choose algorithms (`estimate`); the in-core step always runs the default
-    ones.
+    ones. `margin`: whether plans leave as much of their budget free as they do in training.
     """
 
     def __init__(
@@ -98,21 +100,32 @@ class Comparison:
         allocator: Allocator | None = None,
         *,
         variants: bool = False,
+        margin: bool = False,
     ) -> None:
         self.trace, self.machine, self.items = trace, machine, items
-        self.allocator = allocator
+        self.allocator, self.margin = allocator, margin
         self.profile = estimate(trace, machine.hardware, machine.efficiency, variants=variants)
         weights = sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
         self.outside_bytes = states * weights
-        problem = self.problem(ENDLESS_BYTES)
-        self.in_core: Timeline = simulate(problem, lower(problem, make_plan({}, "keep-all")))
+        self._ample = Problem(
+            trace,
+            self.profile,
+            machine.hardware,
+            ENDLESS_BYTES,
+            outside_bytes=self.outside_bytes,
+        )
+        kept = lower(self._ample, make_plan({}, "keep-all"))
+        self.in_core: Timeline = simulate(self._ample, kept)
 
     def problem(self, budget_bytes: int) -> Problem:
         """Return the problem under a device budget."""
-        hardware = self.machine.hardware
-        return Problem(
-            self.trace, self.profile, hardware, budget_bytes, outside_bytes=self.outside_bytes
-        )
+        free = margin_bytes(budget_bytes) if self.margin else 0
+        outside = self.outside_bytes + free
+        return replace(self._ample, budget_bytes=budget_bytes, outside_bytes=outside)
+
+    def naming_budgets(self, budget_bytes: int) -> AbstractContextManager[None]:
+        """Inside, an InfeasibleError of `problem(budget_bytes)` names a budget that works."""
+        return naming_any_budget(budget_bytes) if self.margin else nullcontext()
 
     @property
     def in_core_peak_bytes(self) -> int:
@@ -125,13 +138,17 @@ class Comparison:
         return self.machine.hardware.capacity(Tier.DEVICE)
 
     def floor(self) -> Holdings:
-        """Return the smallest budget that some plan meets, and what is held there."""
-        return floor_holdings(self.problem(ENDLESS_BYTES))
+        """Return the least that some plan needs, without a margin, and what is held there."""
+        return floor_holdings(self._ample)
+
+    def budget_for(self, nbytes: int) -> int:
+        """Return the smallest budget that has room for `nbytes`, and for the margin if any."""
+        return budget_for(nbytes) if self.margin else nbytes
 
     def proved_floor_bytes(self) -> int:
-        """Return a budget below which provably no plan fits; the floor may be a little higher."""
+        """Return what provably every plan needs; the floor may be a little higher."""
         try:
-            lower_bound(self.problem(1))
+            lower_bound(replace(self._ample, budget_bytes=1))
         except InfeasibleError as error:
             return error.floor_bytes
         return 1
@@ -173,7 +190,8 @@ class Comparison:
         blank = Compared(policy=spec_text(policy), budget_bytes=budget_bytes)
         start = time.perf_counter()
         try:
-            plan = ask(policy, problem, known)
+            with self.naming_budgets(budget_bytes):
+                plan = ask(policy, problem, known)
         except InfeasibleError as error:
             refused = replace(
                 blank,

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from outcore import Backend
 from outcore.errors import CaptureError, OptionValueError
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import MARGIN_DIVISOR
 from outcore.ir.memory import peak
 from outcore.ir.plan import make_plan
 from outcore.ir.trace import Effect, Ref, Role
@@ -32,7 +33,6 @@ from outcore.runtime.budget.metering import MOST_PEAK_TRIES
 from outcore.runtime.budget.registry import IDLE_STEPS
 from outcore.runtime.graphs.calls import states_bytes
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
-from outcore.runtime.limits.margin import MARGIN_DIVISOR
 from outcore.runtime.step.session import Session
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (

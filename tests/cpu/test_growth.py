@@ -14,11 +14,11 @@ from outcore import Backend
 from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import InfeasibleError
 from outcore.execute.arena import LEAST_BYTES, Arena, own_arena
+from outcore.ir.margin import margin_bytes, slack_bytes
 from outcore.runtime.budget.growth import CALLS_UNCOUNTED, MOST_COLLECTIONS, Growth
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.external import ExternalMemory
 from outcore.runtime.graphs.status import GraphStatus, GrowthRecord, Refusals
-from outcore.runtime.limits.margin import margin_bytes, slack_bytes
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
 pytestmark = pytest.mark.skipif(

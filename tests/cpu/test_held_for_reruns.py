@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import ClassVar
@@ -92,9 +93,17 @@ def test_diff(outcore, path, tmp_path):
 
 
 def test_explain(narrow, monkeypatch):
-    step = SimpleNamespace(title="a dense step", problem=lambda status: PROBLEM)
+    comparison = SimpleNamespace(
+        problem=lambda nbytes: PROBLEM, naming_budgets=lambda nbytes: nullcontext()
+    )
+    step = SimpleNamespace(
+        title="a dense step",
+        on_machine="a dense step, on none",
+        budget_bytes=lambda text: PROBLEM.budget_bytes,
+        traced_comparison=lambda status: comparison,
+    )
     policy = SimpleNamespace(name="stub", plan=lambda problem: PLAN)
-    monkeypatch.setattr("outcore.cli.commands.explain.modeled", lambda *given: step)
+    monkeypatch.setattr("outcore.cli.commands.explain.subject", lambda *given, real: step)
     monkeypatch.setattr("outcore.policies.resolve", lambda spec: policy)
     run = narrow("explain")
     assert run.exit_code == 0, run.output

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outcore.errors import OptionValueError
+from outcore.ir.margin import MARGIN_DIVISOR
 from outcore.report.place import check_apart, check_file
-from outcore.runtime.limits.margin import MARGIN_DIVISOR
 
 SCRIPT = """
 import torch
@@ -139,8 +139,8 @@ def test_mistakes_are_one_error_before_any_work(
     outcore, monkeypatch, tmp_path, options, said
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for work in ("modeled", "targeted"):
-        monkeypatch.setattr(f"outcore.cli.commands.report.{work}", None)
+    for work in ("capture.trace_network", "cli.targeted.traced_step"):
+        monkeypatch.setattr(f"outcore.{work}", None)
     run = outcore("report", *options)
     assert run.exit_code == 2
     assert said in run.stderr

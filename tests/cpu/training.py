@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from outcore import Backend, Report, out_of_process
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import MARGIN_DIVISOR
 from outcore.policies import floor
-from outcore.runtime.limits.margin import MARGIN_DIVISOR
 from outcore.runtime.settings.options import Keywords
 
 Loss = Callable[[Any], Tensor]

@@ -16,8 +16,8 @@ from benchmarks.gpu.machine import has_compiler
 from benchmarks.kit.modes import same_graph
 from outcore import Backend
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import MARGIN_DIVISOR
 from outcore.policies import floor
-from outcore.runtime.limits.margin import MARGIN_DIVISOR
 from tests.cpu.training import PROFILED_STEPS as CPU_PROFILED_STEPS
 from tests.cpu.training import Small, mean_square, train
 

@@ -10,6 +10,7 @@ from outcore.errors import InfeasibleError
 from outcore.estimate import estimate
 from outcore.explain.words import choice_words
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import budget_for, for_any_budget, margin_bytes
 from outcore.ir.memory import fits
 from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
@@ -19,7 +20,6 @@ from outcore.out_of_process import plan_out_of_process
 from outcore.policies import Policy, floor
 from outcore.presets import Preset
 from outcore.report import Counts, report
-from outcore.runtime.limits.margin import budget_for, for_any_budget, margin_bytes
 from outcore.simulate import simulate
 from outcore.spec import spec_text
 

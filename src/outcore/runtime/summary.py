@@ -12,6 +12,7 @@ from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
 from outcore.gauges import Clock
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import margin_bytes
 from outcore.policies import resolve, spec_text
 from outcore.report import PlannedStep, Report, with_steps
 from outcore.runtime.budget.engine import Engine
@@ -19,7 +20,6 @@ from outcore.runtime.graphs.drift import WATCHED_STEPS
 from outcore.runtime.graphs.history import LATEST
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.status import GraphStatus, State
-from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.settings.options import DEFAULT_POLICY
 from outcore.units import format_bytes, format_seconds, parse_size
 

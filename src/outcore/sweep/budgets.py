@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outcore.compare import Comparison, read_budget
 from outcore.errors import BudgetError
@@ -37,16 +37,16 @@ class BudgetRange:
         the machine has, or if the ends are in the wrong order.
         """
         lowest, machine = comparison.floor().floor, comparison.machine_bytes
-        peak = comparison.in_core_peak_bytes
-        if lowest.nbytes > machine:
-            raise infeasible(comparison.problem(machine), lowest)
-        first = _read("--from", self.start, machine, lowest.nbytes, peak)
+        least, peak = map(comparison.budget_for, (lowest.nbytes, comparison.in_core_peak_bytes))
+        if least > machine:
+            raise infeasible(comparison.problem(machine), replace(lowest, nbytes=least))
+        first = _read("--from", self.start, machine, least, peak)
         last = min(peak, machine)
         if self.stop is not None:
-            last = _read("--to", self.stop, machine, lowest.nbytes, peak)
+            last = _read("--to", self.stop, machine, least, peak)
         if first > last:
             reason = f"it is {format_bytes(first)}, which is above the other end"
-            reason += f" ({format_bytes(last)}); the floor is {format_bytes(lowest.nbytes)}"
+            reason += f" ({format_bytes(last)}); the floor is {format_bytes(least)}"
             reason += f" and the in-core peak {format_bytes(peak)}"
             raise BudgetError(option="--from", value=self.start, reason=reason)
         return spaced(first, last, self.steps)

@@ -80,6 +80,6 @@ def sweep(
         rows.append(row)
         if watch is not None:
             watch(row)
-    floor_bytes = comparison.floor().floor.nbytes
+    floor_bytes = comparison.budget_for(comparison.floor().floor.nbytes)
     peak_bytes = comparison.in_core_peak_bytes
     return Sweep(comparison.in_core.seconds, peak_bytes, floor_bytes, tuple(rows))

@@ -1,4 +1,4 @@
-"""outcore compare: simulate policies for a network and a machine known by name."""
+"""outcore compare: simulate policies for a step and a machine that need not be here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.predicted import (
@@ -16,33 +17,41 @@ from outcore.cli.predicted import (
     bytes_text,
     check_one_form,
     has_solver,
-    machine_of,
     policies_of,
     print_rows,
     tell_broken,
 )
 from outcore.cli.screen import screen
 from outcore.cli.search_status import reporting_search
+from outcore.cli.subject import (
+    Batches,
+    Machine,
+    Network,
+    Real,
+    States,
+    Subject,
+    Target,
+    subjects,
+)
 from outcore.units import format_bytes, format_seconds
 
 LEAST = len("swap-all")
 """Minimum width of the column of policies, in characters."""
 
 if TYPE_CHECKING:
-    from outcore.compare import Compared
+    from outcore.compare import Compared, Comparison
 
 
 def compare(  # noqa: PLR0913 - a command has as many arguments as options
+    target: Target = None,
     *,
-    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
-    batch: Annotated[
-        list[int], typer.Option(min=1, help="Samples; may be given several times.")
-    ] = [128],  # noqa: B006 - typer copies it
-    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
+    network: Network = None,
+    batch: Batches = None,
+    hardware: Machine = None,
     budget: Annotated[
         list[str],
         typer.Option(help="Device memory (16GiB, 80%); may be given several times."),
-    ] = ["100%"],  # noqa: B006 - as above
+    ] = ["100%"],  # noqa: B006 - typer copies it
     policies: Annotated[
         str, typer.Option(help="Specs, separated by commas or semicolons, or all.")
     ] = ALL,
@@ -56,66 +65,63 @@ def compare(  # noqa: PLR0913 - a command has as many arguments as options
     variants: Annotated[
         bool, typer.Option("--variants", help="Let policies choose the algorithms of convolutions.")
     ] = False,
+    states: States = None,
+    real: Real = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
-    """Plan and simulate a training step for any known machine."""
-    from outcore import allocators  # noqa: PLC0415 - with the others
-    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
-    from outcore.compare import Comparison, read_budget  # noqa: PLC0415 - loads numpy
-    from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
-    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
+    """Plan and simulate a training step for any known machine.
+
+    Without samples, as for a script, items per second are steps per second.
+    """
+    from outcore import allocators  # noqa: PLC0415 - loads numpy
 
     check_one_form(as_json=as_json, as_csv=as_csv)
-    machine = machine_of(hardware)
-    total = machine.hardware.capacity(Tier.DEVICE)
-    budgets = [read_budget("--budget", text, total) for text in budget]
+    steps = subjects(target, network, batch, hardware, states, real=real)
+    budgets = [steps[0].budget_bytes(text) for text in budget]
     specs, broken = policies_of(policies)  # fail early, before tracing
-    step = named(network)
     serving = None if allocator is None else allocators.resolve(allocator)
     found: list[dict[str, Any]] = []
     progress = Console(stderr=True)
     bound = bound and has_solver(progress)
-    for samples in batch:
-        with progress.status(f"{network}, batch {samples}: tracing"):
-            trace = trace_network(step, samples)
-            comparison = Comparison(trace, machine, samples, allocator=serving, variants=variants)
-        rows = []
-        title = f"{network}, batch {samples}"
-        with progress.status(f"{title}: planning") as status, reporting_search(status, title):
+    for step in steps:
+        rows, shown = [], escape(step.title)
+        with progress.status(shown) as status, reporting_search(status, step.title):
+            comparison = step.traced_comparison(status, allocator=serving, variants=variants)
+            status.update(f"{shown}: planning")
             for row in comparison.rows(budgets, specs, bound=bound):
                 rows.append(row)
-                status.update(f"{title}: {row.policy} done")
+                status.update(f"{shown}: {row.policy} done")
         broken += [row.reason for row in rows if row.failed]
-        found += [{"batch": samples, **row.to_dict()} for row in rows]
+        found += [{**step.key, **row.to_dict()} for row in rows]
         if not (as_json or as_csv):
-            seconds = comparison.in_core.seconds
-            peak = format_bytes(comparison.in_core_peak_bytes)
-            served = "" if allocator is None else f", memory by {allocator}"
-            title = (
-                f"{network}, batch {samples}, on {hardware}: in-core {samples / seconds:.4g} "
-                f"items/s in {peak}{served} (all predicted)"
-            )
-            screen().print(_table(title, rows, allocator))
+            screen().print(_table(step, comparison, rows, allocator))
     print_rows(found, as_json=as_json, as_csv=as_csv)
     tell_broken(broken)
 
 
-def _table(title: str, rows: Sequence[Compared], allocator: str | None) -> Table:
+def _table(
+    step: Subject, comparison: Comparison, rows: Sequence[Compared], allocator: str | None
+) -> Table:
     """One row for each policy and budget. A single budget is in the title, not in a column."""
+    unit = "steps/s" if step.samples is None else "items/s"
+    speed = f"{comparison.items / comparison.in_core.seconds:.4g} {unit}"
+    peak = format_bytes(comparison.in_core_peak_bytes)
+    served = "" if allocator is None else f", memory by {allocator}"
+    title = f"{step.on_machine}: in-core {speed} in {peak}{served} (all predicted)"
     budgets = {row.budget_bytes for row in rows}
     one = f", budget {format_bytes(min(budgets))}" if len(budgets) == 1 else ""
     reserved = () if allocator is None else ("reserved",)
     columns = (
         Column("policy", min_width=LEAST, overflow="fold"),
         *(Column(name, justify="right") for name in (() if one else ("budget",))),
-        *(Column(name, justify="right") for name in ("step", "items/s")),
+        *(Column(name, justify="right") for name in ("step", unit)),
         Column("of in-core", justify="right"),
         *(Column(name, justify="right", min_width=len("16.0 GiB")) for name in ("peak", *reserved)),
         Column("keep / offload / recompute", justify="right"),
         Column("planned in", justify="right"),
     )
-    table = Table(*columns, title=title + one, title_justify="left", box=SIMPLE_HEAD)
+    table = Table(*columns, title=escape(title + one), title_justify="left", box=SIMPLE_HEAD)
     table.collapse_padding, table.pad_edge = True, False
     table.caption, table.caption_justify = _bounds(rows), "left"
     for row in rows:

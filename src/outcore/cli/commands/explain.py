@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from outcore.cli.modeled import Batch, Budget, Machine, Network, modeled
 from outcore.cli.screen import screen
 from outcore.cli.search_status import reporting_search
+from outcore.cli.subject import Batch, Budget, Machine, Network, Real, States, Target, subject
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -22,34 +22,41 @@ SHOWN = 10
 """Rows of a table without `--top`."""
 
 
-def explain(
+def explain(  # noqa: PLR0913 - a command has as many arguments as options
+    target: Target = None,
     *,
-    network: Network = "resnet50",
-    batch: Batch = 512,
-    hardware: Machine = "v100-pcie3",
+    network: Network = None,
+    batch: Batch = None,
+    hardware: Machine = None,
     budget: Budget = "100%",
     policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
     top: Annotated[
         int | None,
         typer.Option(min=1, help=f"How many moves and waits (default: {SHOWN}, with --json all)."),
     ] = None,
+    states: States = None,
+    real: Real = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
     """Show the alternatives for each buffer that a plan moves, and why its step waits."""
     from outcore.explain import explain as explained  # noqa: PLC0415 - loads numpy
     from outcore.policies import ask, resolve  # noqa: PLC0415 - loads numpy
 
-    wanted, step = resolve(policy), modeled(network, batch, hardware, budget)
-    with Console(stderr=True).status(step.title) as status, reporting_search(status, step.title):
-        problem = step.problem(status)
-        status.update(f"{step.title}: planning")
-        plan = ask(wanted, problem)
-        status.update(f"{step.title}: explaining")
+    wanted = resolve(policy)
+    step = subject(target, network, batch, hardware, states, real=real)
+    nbytes, shown = step.budget_bytes(budget), escape(step.title)
+    with Console(stderr=True).status(shown) as status, reporting_search(status, step.title):
+        comparison = step.traced_comparison(status)
+        problem = comparison.problem(nbytes)
+        status.update(f"{shown}: planning")
+        with comparison.naming_budgets(nbytes):
+            plan = ask(wanted, problem)
+        status.update(f"{shown}: explaining")
         found = explained(problem, plan, most=top if as_json else top or SHOWN)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:
-        _print(f"{network}, batch {batch}, on {hardware} (all predicted)", found, top or SHOWN)
+        _print(f"{step.on_machine} (all predicted)", found, top or SHOWN)
 
 
 def _print(title: str, found: Explanation, most: int) -> None:

@@ -10,9 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from outcore.cli.predicted import machine_of
 from outcore.cli.screen import screen
-from outcore.runtime.limits.margin import budget_for
+from outcore.cli.subject import (
+    Batches,
+    Machine,
+    Network,
+    Real,
+    States,
+    Target,
+    subjects,
+)
+from outcore.ir.margin import budget_for
 from outcore.units import format_bytes, format_count, spell_size
 
 if TYPE_CHECKING:
@@ -23,30 +31,26 @@ WIDTH = 16
 
 
 def floor(
+    target: Target = None,
     *,
-    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
-    batch: Annotated[
-        list[int], typer.Option(min=1, help="Samples; may be given several times.")
-    ] = [128],  # noqa: B006 - typer copies it
-    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
+    network: Network = None,
+    batch: Batches = None,
+    hardware: Machine = None,
+    states: States = None,
+    real: Real = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
 ) -> None:
     """Show the smallest budget of a training step, the op that sets it, and what it holds."""
-    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
-    from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
-    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
-
-    machine, step = machine_of(hardware), named(network)
     progress, console = Console(stderr=True), screen()
     found = []
-    for samples in batch:
-        with progress.status(f"{network}, batch {samples}: tracing"):
-            comparison = Comparison(trace_network(step, samples), machine, samples)
+    for step in subjects(target, network, batch, hardware, states, real=real):
+        with progress.status(step.title) as status:
+            comparison = step.traced_comparison(status)
             holdings = comparison.floor()
-        found.append({"batch": samples, **_figures(comparison, holdings)})
+        found.append({**step.key, **_figures(comparison, holdings)})
         if not as_json:
-            title = f"{network}, batch {samples}, on {hardware} (all predicted)"
-            console.print(title, highlight=False, soft_wrap=True)
+            title = f"{step.on_machine} (all predicted)"
+            console.print(title, highlight=False, markup=False, soft_wrap=True)
             for name, text in _lines(found[-1]):
                 console.print(f"{name:<{WIDTH}}{text}", highlight=False, soft_wrap=True)
             console.print(_table(holdings))

@@ -13,12 +13,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from outcore.cli.modeled import Modeled, modeled
-from outcore.cli.predicted import THIS_MACHINE, has_solver
+from outcore.cli.predicted import has_solver
 from outcore.cli.saved import budget_of, plan_of
 from outcore.cli.search_status import reporting_search
-from outcore.cli.targeted import Targeted, targeted
-from outcore.errors import InfeasibleError, OptionValueError
+from outcore.cli.subject import (
+    Batch,
+    Machine,
+    Network,
+    Real,
+    States,
+    Subject,
+    Target,
+    subject,
+)
+from outcore.errors import OptionValueError
 
 if TYPE_CHECKING:
     from outcore.compare import Comparison
@@ -31,33 +39,16 @@ if TYPE_CHECKING:
 
 BESIDE = ("superneurons", "chen-sqrt", "swap-all")
 """Policies that a sweep adds to the user's, for comparison; they plan fast."""
-NETWORK, BATCH, MACHINE, POLICY, WHOLE = "resnet50", 128, "v100-pcie3", "search", "100%"
-STATES = 1
+POLICY, WHOLE = "search", "100%"
 """Defaults of the options."""
 
 
 def report(  # noqa: PLR0913 - a command has as many arguments as options
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="path/to/script.py:function, as for `outcore estimate`, instead of --network.",
-            show_default=False,
-        ),
-    ] = None,
+    target: Target = None,
     *,
-    network: Annotated[
-        str | None, typer.Option(help="A network of `outcore networks`.", show_default=NETWORK)
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples.", show_default=str(BATCH))
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            help="A machine of `outcore hardware`.",
-            show_default=f"{MACHINE}, and for a script {THIS_MACHINE}",
-        ),
-    ] = None,
+    network: Network = None,
+    batch: Batch = None,
+    hardware: Machine = None,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -73,18 +64,8 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
         Path | None,
         typer.Option("--plan", help="Use this file of `outcore plan make` instead of planning."),
     ] = None,
-    states: Annotated[
-        int,
-        typer.Option(
-            min=0, help="For a script: optimizer state, in copies of the weights (Adam 2)."
-        ),
-    ] = STATES,
-    real: Annotated[
-        bool,
-        typer.Option(
-            "--real", help="For a script: build its model with real tensors (needs their memory)."
-        ),
-    ] = False,
+    states: States = None,
+    real: Real = False,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     chrome_trace: Annotated[
         Path | None, typer.Option(help="Write JSON for Perfetto (ui.perfetto.dev).")
@@ -110,29 +91,22 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     """
     files = _Files(html, chrome_trace, memory_snapshot, plot_file)
     files.check()
-    _check_one_step(target, network, batch, states, real=real)
     saved = None if plan_file is None else _load(plan_file, policy, with_sweep=with_sweep)
     wanted = _resolved(policy or POLICY)
-    nbytes = budget or (WHOLE if saved is None else budget_of(saved))
-    step: Modeled | Targeted
-    if target is None:
-        step = modeled(network or NETWORK, batch or BATCH, hardware or MACHINE, nbytes)
-    else:
-        step = targeted(target, hardware or THIS_MACHINE, nbytes, states, real=real)
+    step = subject(target, network, batch, hardware, states, real=real)
+    nbytes = step.budget_bytes(budget or (WHOLE if saved is None else budget_of(saved)))
     progress, shown = Console(stderr=True), escape(step.title)
     bound = bound and has_solver(progress)
     with progress.status(shown) as status, reporting_search(status, step.title):
-        comparison = step.comparison(status)
-        own = step.budget_bytes
-        swept = _sweep(comparison, wanted, own, steps, status, bound=bound) if with_sweep else None
+        traced = step.traced(status)
+        comparison, swept = step.comparison(traced), None
+        if with_sweep:
+            swept = _sweep(comparison, wanted, nbytes, steps, status, bound=bound)
         status.update(f"{shown}: planning")
-        try:
-            planned = _planned(_problem(step, comparison), wanted, saved, str(plan_file))
-        except InfeasibleError as error:
-            if isinstance(step, Targeted):
-                step.tell(error)
-            raise
+        with comparison.naming_budgets(nbytes):
+            planned = _planned(comparison.problem(nbytes), wanted, saved, str(plan_file))
         found = _report(step, comparison, planned, status, bound=bound, swept=swept)
+        found = replace(found, notes=(*found.notes, *filter(None, [traced.note])))
         status.update(f"{shown}: writing")
         files.write(found)
     if as_json:
@@ -188,24 +162,6 @@ class _Files:
                 writers[option](file)
 
 
-def _check_one_step(
-    target: str | None, network: str | None, batch: int | None, states: int, *, real: bool
-) -> None:
-    """Raise OptionValueError for network options given with a script, and the other way round."""
-    if target is None:
-        reason = "it is for a script: name one, as path/to/script.py:function"
-        others: tuple[tuple[str, object], ...] = (
-            ("--states", None if states == STATES else states),
-            ("--real", real or None),
-        )
-    else:
-        reason = f"{target} says what is trained: leave one of the two out"
-        others = ("--network", network), ("--batch", batch)
-    for option, value in others:
-        if value is not None:
-            raise OptionValueError(option=option, value=value, reason=reason)
-
-
 def _load(file: Path, policy: str | None, *, with_sweep: bool) -> PlanFile:
     """A plan file. Raises OptionValueError if `--policy` or `--sweep` is given with it."""
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
@@ -217,12 +173,6 @@ def _load(file: Path, policy: str | None, *, with_sweep: bool) -> PlanFile:
         reason = "other budgets have other plans: use --policy instead of --plan"
         raise OptionValueError(option="--sweep", value=True, reason=reason)
     return load_plans(file)
-
-
-def _problem(step: Modeled | Targeted, comparison: Comparison) -> Problem:
-    if isinstance(step, Targeted):
-        return step.problem(comparison)
-    return comparison.problem(step.budget_bytes)
 
 
 def _resolved(spec: str) -> Policy:
@@ -248,7 +198,7 @@ def _planned(
 
 
 def _report(
-    step: Modeled | Targeted,
+    step: Subject,
     comparison: Comparison,
     planned: tuple[Problem, Plan, float | None],
     status: Status,
@@ -260,16 +210,14 @@ def _report(
 
     problem, plan, seconds = planned
     status.update(f"{escape(step.title)}: looking for the least time of any plan")
-    found = reported(
+    return reported(
         problem,
         plan,
-        title=f"{step.title}, on {step.machine.hardware.name}",
+        title=step.on_machine,
         planning_seconds=seconds,
-        lower_bound_seconds=comparison.bound_seconds(step.budget_bytes) if bound else None,
+        lower_bound_seconds=comparison.bound_seconds(problem.budget_bytes) if bound else None,
         sweep=swept,
     )
-    notes = step.notes if isinstance(step, Targeted) else ()
-    return replace(found, notes=(*found.notes, *notes))
 
 
 def _sweep(

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.predicted import (
     NOTHING,
     check_one_form,
     has_solver,
-    machine_of,
     policies_of,
     print_rows,
     tell_broken,
 )
 from outcore.cli.screen import screen
 from outcore.cli.search_status import reporting_search
+from outcore.cli.subject import Batch, Machine, Network, Real, States, Target, subject
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -35,10 +36,11 @@ COLUMN_WIDTH, OTHER_WIDTH = 10, 22
 
 
 def sweep(  # noqa: PLR0913 - a command has as many arguments as options
+    target: Target = None,
     *,
-    network: Annotated[str, typer.Option(help="A network of `outcore networks`.")] = "resnet50",
-    batch: Annotated[int, typer.Option(min=1, help="Samples.")] = 128,
-    hardware: Annotated[str, typer.Option(help="A machine of `outcore hardware`.")] = "v100-pcie3",
+    network: Network = None,
+    batch: Batch = None,
+    hardware: Machine = None,
     start: Annotated[
         str,
         typer.Option("--from", help="Smallest budget: 4GiB, 30% of the in-core peak, or floor."),
@@ -53,6 +55,8 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     policies: Annotated[
         str, typer.Option(help="Specs, separated by commas or semicolons, or all.")
     ] = USUAL,
+    states: States = None,
+    real: Real = False,
     bound: Annotated[
         bool, typer.Option(help="Also compute a lower bound on the time of any plan.")
     ] = True,
@@ -66,42 +70,42 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
 
     Percentages are of the in-core peak: what the step holds with everything kept on the device.
     """
-    from outcore.capture import trace_network  # noqa: PLC0415 - loads torch
-    from outcore.compare import Comparison  # noqa: PLC0415 - loads numpy
     from outcore.ir.hardware import Tier  # noqa: PLC0415 - with the others
-    from outcore.networks import network as named  # noqa: PLC0415 - loads torch
     from outcore.report.place import writing  # noqa: PLC0415 - loads numpy
     from outcore.sweep import BudgetRange, check_plot, plot  # noqa: PLC0415 - loads numpy
     from outcore.sweep import sweep as sweep_budgets  # noqa: PLC0415 - loads numpy
 
     check_one_form(as_json=as_json, as_csv=as_csv)
-    machine, wanted = machine_of(hardware), BudgetRange(start, stop, steps)
-    wanted.check(machine.hardware.capacity(Tier.DEVICE))  # fail early, before tracing
-    (specs, broken), step = policies_of(policies), named(network)
+    step, wanted = (
+        subject(target, network, batch, hardware, states, real=real),
+        BudgetRange(start, stop, steps),
+    )
+    wanted.check(step.machine.hardware.capacity(Tier.DEVICE))  # fail early, before tracing
+    specs, broken = policies_of(policies)
     if plot_file is not None:
         check_plot(plot_file)
     progress = Console(stderr=True)
     bound = bound and has_solver(progress)
-    what = f"{network}, batch {batch}"
-    with progress.status(f"{what}: tracing") as status, reporting_search(status, what):
-        comparison = Comparison(trace_network(step, batch), machine, batch)
+    what = escape(step.title)
+    with progress.status(what) as status, reporting_search(status, step.title):
+        comparison = step.traced_comparison(status)
         budgets = wanted.budgets(comparison)
 
         def watch(row: Compared) -> None:
             done = budgets.index(row.budget_bytes) + 1
-            status.update(f"{network}, budget {done} of {len(budgets)}: {row.policy} done")
+            status.update(f"{what}, budget {done} of {len(budgets)}: {row.policy} done")
 
         found = sweep_budgets(comparison, budgets, specs, bound=bound, watch=watch)
-    title = _title(f"{network}, batch {batch}, on {hardware}", found)
+    title = _title(step.on_machine, found)
     if plot_file is not None:
         with writing("--plot", plot_file):
             plot(found, title, plot_file)
         progress.print(f"drawn: {plot_file}", highlight=False, markup=False, soft_wrap=True)
-    rows = [{"batch": batch, **row.to_dict()} for row in found.rows]
+    rows = [{**step.key, **row.to_dict()} for row in found.rows]
     print_rows(rows, as_json=as_json, as_csv=as_csv)
     if not (as_json or as_csv):
         console = screen()
-        console.print(title, highlight=False, soft_wrap=True)
+        console.print(title, highlight=False, markup=False, soft_wrap=True)
         for shown in _shares(found.policies, console.width):
             console.print(_table(found, shown, bound=bound))
         note = f"{BEST} the fastest; {NOTHING} no plan; percentages are of the in-core peak"

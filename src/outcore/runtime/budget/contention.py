@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import inf
 
 from outcore.errors import InfeasibleError, OutcoreError
+from outcore.ir.margin import slack_bytes
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.limits.margin import slack_bytes
 from outcore.runtime.planning.shares import kept_bytes
 
 MOST_ASKED = 4

@@ -22,6 +22,7 @@ from outcore.execute.disk import FILE_BLOCK_BYTES
 from outcore.execute.driver import Handle
 from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import Ahead, ahead, extent_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
@@ -33,7 +34,6 @@ from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.planning.shares import profile_of
 from outcore.runtime.settings.options import Settings
 from outcore.runtime.step.store import Away, Store

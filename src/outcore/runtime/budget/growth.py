@@ -13,6 +13,7 @@ from typing import Any
 
 from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import OutcoreError
+from outcore.ir.margin import margin_bytes, slack_bytes
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.residency import Residency
@@ -20,7 +21,6 @@ from outcore.runtime.budget.steps import Steps
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.limits.margin import margin_bytes, slack_bytes
 from outcore.runtime.settings.options import Settings
 from outcore.units import format_bytes
 

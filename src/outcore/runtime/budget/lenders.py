@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from outcore.errors import OutcoreError
+from outcore.ir.margin import margin_bytes
 from outcore.runtime.budget.growth import Growth
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
@@ -17,7 +18,6 @@ from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin, covers, total_bytes
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import MANY_SIZES, Profiling
-from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.settings.options import Settings
 
 

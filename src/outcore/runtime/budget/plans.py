@@ -22,6 +22,7 @@ from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, Spill
 from outcore.estimate import columns
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import fits
 from outcore.ir.program import Program
 from outcore.runtime.budget.announce import announcement
@@ -36,7 +37,6 @@ from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.graphs.trial import Trial
 from outcore.runtime.limits.host import available_bytes
-from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.planning.planner import Planner
 from outcore.runtime.planning.shares import Shares
 from outcore.runtime.settings.options import Settings

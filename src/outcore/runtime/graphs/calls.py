@@ -13,6 +13,7 @@ from functools import cached_property
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import budget_for, margin_bytes
 from outcore.ir.memory import crossing_bytes, peak, private_bytes, reread_bytes
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
@@ -21,7 +22,6 @@ from outcore.ir.totals import resident_bytes
 from outcore.ir.trace import Arg, Effect, Ref, Role, Trace
 from outcore.lower import lower
 from outcore.policies import Floor, infeasible, lean_plans, plan_floor
-from outcore.runtime.limits.margin import budget_for, margin_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from outcore.errors import InfeasibleError
 from outcore.execute import Driver
 from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
+from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import fits, pause_bytes, peak
 from outcore.ir.plan import make_plan
 from outcore.ir.problem import Problem
@@ -32,7 +33,6 @@ from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
-from outcore.runtime.limits.margin import margin_bytes
 from outcore.runtime.planning.fitting import Fitting, first
 from outcore.runtime.planning.programs import Programs, checked_bytes
 from outcore.runtime.planning.shares import Shares

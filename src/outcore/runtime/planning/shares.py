@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import crossing_bytes
 from outcore.ir.once import once_per_trace
 from outcore.ir.problem import Problem
@@ -31,7 +32,6 @@ from outcore.runtime.graphs.calls import (
 from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.profiling import Profiling
-from outcore.runtime.limits.margin import margin_bytes
 
 
 @dataclass(frozen=True, slots=True)

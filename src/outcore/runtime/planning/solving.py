@@ -19,6 +19,7 @@ from outcore.aten import is_opaque
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.margin import naming_any_budget
 from outcore.ir.memory import fits
 from outcore.ir.once import once_per_trace
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
@@ -40,7 +41,6 @@ from outcore.policies.search.search import Search
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import FORCED, Planned
 from outcore.runtime.limits.host import local_processes
-from outcore.runtime.limits.margin import naming_any_budget
 from outcore.runtime.planning.headroom import (
     Make,
     Once,

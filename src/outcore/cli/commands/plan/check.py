@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from outcore.cli.modeled import modeled
+from outcore.cli.predicted import THIS_MACHINE
 from outcore.cli.saved import File, budget_of, plans_of
+from outcore.cli.subject import BATCH, MACHINE, Real, States, subject
 from outcore.errors import DigestError, InfeasibleError, OptionValueError, OutcoreError, VerifyError
 from outcore.units import format_bytes, format_seconds
 
@@ -17,12 +19,17 @@ if TYPE_CHECKING:
     from outcore.planfile import PlanFile
 
 EXIT_INVALID = 1
-MACHINE = "v100-pcie3"
-BATCH = 128
 
 
-def check(
+def check(  # noqa: PLR0913 - a command has as many arguments as options
     file: File,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="Also check it against the step of path/to/script.py:function.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     network: Annotated[
         str | None,
@@ -33,18 +40,23 @@ def check(
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(help=f"A machine of `outcore hardware` (default: {MACHINE})."),
+        typer.Option(
+            help=f"A machine of `outcore hardware` (default: {MACHINE}, and for a script "
+            f"{THIS_MACHINE})."
+        ),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Device memory (default: the budget that it was made for).")
     ] = None,
+    states: States = None,
+    real: Real = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Also require the same hardware and profile.")
     ] = False,
 ) -> None:
-    """Check that a plan file is unchanged, and valid for a network on a machine.
+    """Check that a plan file is unchanged, and valid for a step on a machine.
 
-    The network is traced again: the plan must match the trace, verify, and fit. Exit code 0:
+    The step is traced again: the plan must match the trace, verify, and fit. Exit code 0:
     valid; 1: not valid; 2: a mistake in the call, or a file that cannot be read.
     """
     from outcore.planfile import load_plans  # noqa: PLC0415 - loads numpy
@@ -54,10 +66,13 @@ def check(
         "--batch": batch,
         "--hardware": hardware,
         "--budget": budget,
+        "--states": states,
+        "--real": real or None,
     }
-    for option, value in options.items() if network is None else ():
+    alone = target is None and network is None
+    for option, value in options.items() if alone else ():
         if value is not None:
-            reason = "it needs a step to check against: name one with --network"
+            reason = "it needs a step to check against: name one with --network, or a script's"
             raise OptionValueError(option=option, value=value, reason=reason)
     try:
         found = load_plans(file)
@@ -67,11 +82,11 @@ def check(
             else "a plan, unchanged since it was"
         )
         told = f"{file}: {several} saved"
-        if network is not None:
-            nbytes = budget or budget_of(found)
-            samples = batch or BATCH
-            with Console(stderr=True).status(f"{network}, batch {samples}") as status:
-                problem = modeled(network, samples, hardware or MACHINE, nbytes).problem(status)
+        if not alone:
+            step = subject(target, network, batch, hardware, states, real=real)
+            nbytes = step.budget_bytes(budget or budget_of(found))
+            with Console(stderr=True).status(escape(step.title)) as status:
+                problem = step.traced_comparison(status).problem(nbytes)
                 told = f"{file}: {_checked(found, problem, str(file), strict=strict)}"
     except (DigestError, InfeasibleError, VerifyError) as error:
         _say_invalid(error)

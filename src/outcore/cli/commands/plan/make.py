@@ -1,4 +1,4 @@
-"""outcore plan make: plan a step of a network and a machine known by name, and save the plan."""
+"""outcore plan make: plan a step for a machine that need not be here, and save the plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from outcore import __version__
-from outcore.cli.modeled import Batch, Budget, Machine, Network, modeled
 from outcore.cli.search_status import reporting_search
+from outcore.cli.subject import Batch, Budget, Machine, Network, Real, States, Target, subject
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from outcore.policies import Policy
 
 
-def make(
+def make(  # noqa: PLR0913 - a command has as many arguments as options
+    target: Target = None,
     *,
-    network: Network = "resnet50",
-    batch: Batch = 128,
-    hardware: Machine = "v100-pcie3",
+    network: Network = None,
+    batch: Batch = None,
+    hardware: Machine = None,
     budget: Budget = "100%",
     policy: Annotated[str, typer.Option(help="A spec, such as pooch{early=true}.")] = "search",
     overrides: Annotated[
@@ -36,6 +38,8 @@ def make(
         int | None,
         typer.Option(min=1, help="Explain only the N moves that free most (default: all)."),
     ] = None,
+    states: States = None,
+    real: Real = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write to this file (default: standard output)."),
@@ -53,15 +57,18 @@ def make(
     from outcore.policies import resolve  # noqa: PLC0415 - loads numpy
     from outcore.report.place import check_file, writing  # noqa: PLC0415 - loads numpy
 
-    wanted, what = resolve(policy), modeled(network, batch, hardware, budget)
+    wanted, step = resolve(policy), subject(target, network, batch, hardware, states, real=real)
+    nbytes, shown = step.budget_bytes(budget), escape(step.title)
     if output is not None:
         check_file("--output", output)
     rules = () if overrides is None else load_overrides(overrides)
-    with Console(stderr=True).status(what.title) as status, reporting_search(status, what.title):
-        problem = what.problem(status)
-        status.update(f"{what.title}: planning")
-        found = _plan(problem, wanted, rules)
-        status.update(f"{what.title}: looking for reasons")
+    with Console(stderr=True).status(shown) as status, reporting_search(status, step.title):
+        comparison = step.traced_comparison(status)
+        problem = comparison.problem(nbytes)
+        status.update(f"{shown}: planning")
+        with comparison.naming_budgets(nbytes):
+            found = _plan(problem, wanted, rules)
+        status.update(f"{shown}: looking for reasons")
         saved = saved_plan(problem, found, most=reasons)
     versions = Versions(__version__, platform.python_version(), version("torch"))
     file = make_file([saved], versions, rules)
