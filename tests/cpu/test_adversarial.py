@@ -10,11 +10,11 @@ from torch import nn
 
 from outcore import Backend
 from outcore.execute import Executable, Instruments, build
-from outcore.execute.adversarial import AdversarialDriver
 from outcore.ir.program import Copy, Program, Stream
 from outcore.runtime.budget.engine import Engine
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
+from tests.cpu.adversarial import AdversarialDriver
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
 POISONED = Instruments(poisoned=True)

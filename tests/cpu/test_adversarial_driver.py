@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outcore.execute.adversarial import AdversarialDriver
 from outcore.execute.driver import CopySpan
+from tests.cpu.adversarial import AdversarialDriver
 from tests.cpu.storages import region_of, regions_of, same
 
 
