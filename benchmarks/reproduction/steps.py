@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from benchmarks.reproduction.batches import Batches
 from outcore.allocators import Allocator
 from outcore.capture import trace_network
 from outcore.compare import ENDLESS_BYTES, Compared, Comparison
-from outcore.ir.batches import Batches
 from outcore.ir.hardware import Tier
 from outcore.ir.problem import Problem
 from outcore.networks import network

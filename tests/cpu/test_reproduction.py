@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.kit.rows import Row
 from benchmarks.networks.command import measure
+from benchmarks.reproduction.batches import Batches
 from benchmarks.reproduction.command import main
 from benchmarks.reproduction.figure import fact, number, percent, span
 from benchmarks.reproduction.page import page
 from benchmarks.reproduction.steps import Scale, lab
 from benchmarks.reproduction.table import BENCHMARKS
 from outcore.capture import trace_network
-from outcore.ir.batches import Batches
 from outcore.networks import NETWORKS, figures, network
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.reproduction.batches import Batches
 from outcore.errors import VerifyError
-from outcore.ir.batches import Batches
 from outcore.ir.trace import Ref, Role, Trace
 from tests.pure.building import TraceBuilder
 from tests.pure.chainer_resnet import chainer_resnet50
