@@ -23,8 +23,8 @@ from benchmarks.kit.rows import Check, Row
 from benchmarks.kit.worker import Worker, WorkerError
 from outcore.errors import InfeasibleError
 from outcore.execute.malloc import own_malloc
-from outcore.policies import floor, resolve, spec_text
 from outcore.ir.margin import MARGIN_DIVISOR
+from outcore.policies import floor, resolve, spec_text
 from outcore.units import format_bytes
 
 STEPS = 8
