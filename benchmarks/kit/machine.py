@@ -13,7 +13,7 @@ import torch
 
 import outcore
 from outcore import __version__
-from outcore.compiled import COMPILED
+from outcore.jit import COMPILED
 from outcore.runtime.limits.host import memory_limit_bytes
 
 PACKAGES = ("torch", "numpy", "scipy", "numba", "transformers", "monai")

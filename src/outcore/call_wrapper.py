@@ -29,8 +29,8 @@ from outcore.capture import (
     recurrent_apart,
 )
 from outcore.errors import InfeasibleError, NotEngagedError
+from outcore.outside_graphs import UncalledModel, UnseenModules, own, pieces
 from outcore.runtime.backend import Backend
-from outcore.uncompiled import Uncalled, Uncompiled, own, pieces
 
 M = TypeVar("M", bound=nn.Module)
 Call = Callable[..., Any]
@@ -127,14 +127,14 @@ class CallWrapper:
         self._looks = 0 if inner else LOOKS
         if self._looks:
             backend.parameters.lookers.add(self)
-        self._uncompiled: Uncompiled | None = None
+        self._unseen: UnseenModules | None = None
         """Finds out, in the backward of a training call, which parameters no graph has."""
         self._skipped = type(model) in SKIPPED
         """Whether torch failed to compile code of its calls, up to the first training call."""
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, because the model as a whole is not."""
         self._model = ref(model)
-        self._uncalled = None if inner else Uncalled(model, partial(_tell_uncalled, ref(self)))
+        self._uncalled = None if inner else UncalledModel(model, partial(_tell_uncalled, ref(self)))
         """Watches for gradients up to the first call."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
@@ -158,10 +158,10 @@ class CallWrapper:
         if must_run_uncompiled():
             self._note_uncompiled(model)
             return self._run_uncompiled(model, args, kwargs)
-        uncompiled = self._uncompiled
-        if uncompiled is not None and uncompiled.used:
-            self._uncompiled, known = None, _known(model)
-            plain = self._take_in(model, uncompiled.end(model, known))
+        unseen = self._unseen
+        if unseen is not None and unseen.used:
+            self._unseen, known = None, _known(model)
+            plain = self._take_in(model, unseen.end(model, known))
             if plain and not self._told:
                 self._note_unseen(model, UNCOMPILED.format(names=_listed(plain)))
         trained, seen, limits = self.trained, _seen(self.backend), _limits()
@@ -182,7 +182,7 @@ class CallWrapper:
 
         This happens for at most `LOOKS` training calls.
         """
-        if self._uncompiled is not None:
+        if self._unseen is not None:
             return
         if not self._looks:
             self.backend.parameters.lookers.discard(self)
@@ -190,15 +190,15 @@ class CallWrapper:
             self._looks -= 1
             known = _known(model)
             if known is not None:
-                uncompiled = Uncompiled(model, known, _compiled_by_others(model))
-                self._uncompiled = uncompiled if uncompiled.looks else None
+                unseen = UnseenModules(model, known, _compiled_by_others(model))
+                self._unseen = unseen if unseen.looks else None
 
     def stop_looking(self) -> None:
         """Remove the hooks on parameters."""
         self.backend.parameters.lookers.discard(self)
-        uncompiled, self._uncompiled = self._uncompiled, None
-        if uncompiled is not None:
-            uncompiled.stop()
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            unseen.stop()
         self.stop_watching()
 
     def stop_watching(self) -> None:

@@ -112,8 +112,8 @@ class Question(Protocol):
 class _ToPrepare:
     def found(self) -> None:
         from outcore.allocators import places  # noqa: F401, PLC0415 - loads numba
-        from outcore.compiled import compile_entries  # noqa: PLC0415 - as above
         from outcore.evaluate import kernel  # noqa: F401, PLC0415 - as above
+        from outcore.jit import compile_entries  # noqa: PLC0415 - as above
 
         compile_entries()
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from outcore import compiled
+from outcore import jit
 from outcore.errors import VerifyError
 from outcore.evaluate import (
     KEEP,
@@ -344,12 +344,12 @@ def test_plan_says_what_the_kinds_say() -> None:
 WITHOUT_NUMBA = """
 import random, sys
 sys.modules["numba"] = None
-from outcore import compiled
+from outcore import jit
 from outcore.evaluate import KEEP, Evaluator
 from outcore.policies.search.space import make_space
 from tests.pure.building import small_problem
 from tests.pure.test_evaluate import deep_problem, reference, some_kinds, some_hints
-assert not compiled.COMPILED
+assert not jit.COMPILED
 dice = random.Random(5)
 for problem in (small_problem(), small_problem(5000), deep_problem(20)):
     evaluator = Evaluator(problem)
@@ -376,9 +376,9 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same(monkeypatch) -> No
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: ("compiled", function)
 
-    monkeypatch.setattr(compiled, "njit", njit)
-    monkeypatch.setattr(compiled, "ENTRIES", [])
-    for decorator in (compiled.compiled, compiled.entry("i8[:]")):
+    monkeypatch.setattr(jit, "njit", njit)
+    monkeypatch.setattr(jit, "ENTRIES", [])
+    for decorator in (jit.compiled, jit.entry("i8[:]")):
         made: object = decorator(len)
         assert made == ("compiled", len)
 

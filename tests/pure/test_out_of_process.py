@@ -208,17 +208,17 @@ out_of_process.serve()
 def test_what_is_prepared_is_what_a_search_calls():
     """Another type of an argument would be compiled anew."""
     code = """
-from outcore import compiled, out_of_process
+from outcore import jit, out_of_process
 from outcore.allocators.packing import Stay, pack
 from outcore.policies.search.search import Search
 from dataclasses import dataclass, replace
 from tests.pure.building import small_problem
 out_of_process._ToPrepare().found()
-before = [list(function.signatures) for function, _ in compiled.ENTRIES]
+before = [list(function.signatures) for function, _ in jit.ENTRIES]
 assert [len(each) for each in before] == [1, 1, 1]
 Search(min_bytes=1, effort=0.01).plan(replace(small_problem(), budget_bytes=6000))
 pack([Stay(0, 2, 5), Stay(1, 3, 6)], 11)
-assert before == [list(function.signatures) for function, _ in compiled.ENTRIES]
+assert before == [list(function.signatures) for function, _ in jit.ENTRIES]
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outcore"
 MAY_IMPORT_TORCH = {
-    "uncompiled",
+    "outside_graphs",
     "runtime",
     "api",
     "aten",

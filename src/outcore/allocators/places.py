@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outcore.compiled import COMPILED, entry
+from outcore.jit import COMPILED, entry
 
 __all__ = ["COMPILED", "put"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outcore.compiled import COMPILED, Ints, native
 from outcore.evaluate.kernel import COUNTED, DONE, FULL, STEP, run, walk
 from outcore.evaluate.tables import tables
 from outcore.ir.liveness import Liveness
 from outcore.ir.plan import Gap
 from outcore.ir.problem import Problem
+from outcore.jit import COMPILED, Ints, native
 
 
 class Engine:

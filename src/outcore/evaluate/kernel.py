@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import MutableSequence, Sequence
 from math import inf, log
 
-from outcore.compiled import Floats, Ints, compiled, entry
 from outcore.evaluate.kinds import KEEP, NO_HINT, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY
+from outcore.jit import Floats, Ints, compiled, entry
 
 NONE = -1
 """No such op, gap, slot or copy."""

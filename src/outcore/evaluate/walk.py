@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outcore.compiled import native
 from outcore.evaluate import kernel as k
 from outcore.evaluate.evaluator import Evaluator
+from outcore.jit import native
 
 CHUNK = 1024
 """Steps for which random numbers are drawn at once."""

@@ -1,4 +1,4 @@
-"""compiled: functions compiled by numba if it is installed, and plain Python functions if not."""
+"""jit: functions compiled by numba if it is installed, and plain Python functions if not."""
 
 from __future__ import annotations
 

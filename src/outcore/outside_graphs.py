@@ -1,4 +1,4 @@
-"""uncompiled: find models and parts of models that run uncompiled, outside of all graphs."""
+"""outside_graphs: find models and parts of models that run uncompiled, outside of all graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = "torch.nn."
 """Prefix of torch's own module classes, which torch compiles only as part of other code."""
 
 
-class Uncompiled:
+class UnseenModules:
     """Finds torch's own modules that backward reaches although no graph has their parameters.
 
     It watches the next backward by hooks on parameters, so modules that a step does not use are not
@@ -66,7 +66,7 @@ class Uncompiled:
             hook.remove()
 
 
-class Uncalled:
+class UncalledModel:
     """Notices that parameters of a model get gradients although the model itself is not called.
 
     It watches some of them by hooks, until the second gradient of one: the first may come from a

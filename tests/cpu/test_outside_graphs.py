@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 import outcore
 from outcore.call_wrapper import CALLS_TO_WAIT
 from outcore.errors import NotEngagedError
-from outcore.uncompiled import Uncompiled, own, pieces
+from outcore.outside_graphs import UnseenModules, own, pieces
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
 
 STEPS = PROFILED_STEPS + 4
@@ -389,20 +389,20 @@ class TestAside:
     def test_autograd_tells(self) -> None:
         module = Blocks()
         known = {id(p) for p in module.head.parameters()}
-        uncompiled = Uncompiled(module, known)
-        assert not uncompiled.used
+        unseen = UnseenModules(module, known)
+        assert not unseen.used
         mean_square(module(torch.randn(8, 64))).backward()
-        assert uncompiled.used
+        assert unseen.used
         known |= {id(p) for p in module.blocks[0].parameters()}
-        found = uncompiled.end(module, known)
+        found = unseen.end(module, known)
         assert found == [f"blocks.{i}.{j}" for i in range(1, 5) for j in (0, 1)]
         assert not [p for p in module.parameters() if p._post_accumulate_grad_hooks]
 
     def test_recurrent_layers_run_between_graphs_anyway(self) -> None:
         layer = nn.Sequential(nn.LSTM(4, 4))
-        uncompiled = Uncompiled(layer, ())
+        unseen = UnseenModules(layer, ())
         layer(torch.randn(2, 4))[0].sum().backward()
-        assert not uncompiled.used
+        assert not unseen.used
         assert not pieces(nn.ModuleList([layer]), ["0.0"])
 
     def test_pieces_are_as_large_as_torch_s_own_code_goes(self) -> None:
