@@ -122,7 +122,7 @@ CONVOLUTIONS = (
     "aten.convolution_backward.default",
     "outcore.convolution_input_gradient.default",
 )
-"""Convolution, its gradients, and the gradient of its input alone (`capture.convolution`)."""
+"""Convolution, its gradients, and that of its input alone (`capture.rewrites.convolution`)."""
 
 BY_PLACE = {
     f"outcore.{name}_backward.default": f"aten.{name}_backward.default"
@@ -145,10 +145,13 @@ BY_PLACE = {
         "replication_pad3d",
     )
 }
-"""Gradients that are made without the input -> torch's ops that they run (`capture.pooling`)."""
+"""Gradients that are made without the input -> torch's ops that they run.
+
+`capture.rewrites.pooling` makes them.
+"""
 
 CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
-"""The gradient of cross-entropy, made block by block (`capture.cross_entropy`)."""
+"""The gradient of cross-entropy, made block by block (`capture.rewrites.cross_entropy`)."""
 
 KNOWN = frozenset({*CONVOLUTIONS, *BY_PLACE, CROSS_ENTROPY})
 """Ops outside `KNOWN_NAMESPACES` that are known just as well."""

@@ -11,10 +11,10 @@ from outcore.ir.verify import ITEM_BYTES
 Shape: TypeAlias = tuple[int, ...]
 
 INPUT_GRADIENT = "outcore.convolution_input_gradient.default"
-"""The gradient of a convolution with respect to its input alone (`capture.convolution`)."""
+"""The gradient of a convolution for its input alone (`capture.rewrites.convolution`)."""
 
 CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
-"""The gradient of cross-entropy, computed some rows at a time (`capture.cross_entropy`)."""
+"""The gradient of cross-entropy, some rows at a time (`capture.rewrites.cross_entropy`)."""
 
 
 class Shapes:

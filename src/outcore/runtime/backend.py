@@ -7,7 +7,6 @@ planned becomes a PlannedGraph, and its halves call the graph's Runner.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import warnings
@@ -54,8 +53,6 @@ from outcore.runtime.runner import Runner
 from outcore.runtime.settings.options import Keywords, Options, checked_options, over_memory, settle
 from outcore.runtime.settings.reuse import Given, save_file
 from outcore.runtime.summary import report_of
-
-log = logging.getLogger("outcore")
 
 KEY = "outcore_runner"
 """Key of the Runner in the `meta` of a shell module. The Runner holds the graph, so the graph lives

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
@@ -26,9 +26,6 @@ from outcore.measure import Meter, Reading
 from outcore.runtime.step.call_tensors import CallTensors
 from outcore.runtime.step.pause import Pause
 from outcore.runtime.step.replay import Replay
-
-Calls: TypeAlias = Mapping[Any, int]
-"""Graph -> number of its calls."""
 
 
 class Metered(Protocol):
