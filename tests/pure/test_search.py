@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from itertools import product
 
@@ -143,7 +142,7 @@ def test_stages_give_the_same_plan_on_any_number_of_cores(cores, monkeypatch):
         stages.append(stage)
         return go(walks, stage, *given, **options)
 
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("outcore.policies.search.walks.usable_cores", lambda: cores)
     monkeypatch.setattr(Walks, "go", gone)
     assert policy.plan(problem) == expected
     assert stages == list(STAGES)

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from outcore.cores import usable_cores
 from outcore.errors import HostMemoryError
 from outcore.units import format_bytes
 
@@ -149,7 +150,7 @@ def _lock(
 
 def touch(array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     """Fault in all pages of `array`, which are zero, by threads on this thread's processors."""
-    threads = min(_TOUCHERS, len(os.sched_getaffinity(0)))
+    threads = min(_TOUCHERS, usable_cores())
     part = mmap.PAGESIZE * -(-len(array) // (threads * mmap.PAGESIZE))
     parts = [array[start : start + part : mmap.PAGESIZE] for start in range(0, len(array), part)]
 

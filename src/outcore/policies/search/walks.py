@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from outcore.cores import usable_cores
 from outcore.evaluate import Evaluator
 from outcore.policies.search.space import COLD, Kinds, Space
 from outcore.units import format_seconds
@@ -89,7 +89,7 @@ class Walks:
         `rows` and `most_seconds` are explained at `Walk.go`.
         """
         count = len(self.evaluators)
-        cores = min(count, os.cpu_count() or 1)
+        cores = min(count, usable_cores())
         seeds = self.seeds.spawn(count)
         progress = self.progress
 

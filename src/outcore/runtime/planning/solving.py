@@ -6,7 +6,6 @@ room is left for a GPU's allocator, and a disk beyond the host is added if nothi
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from weakref import WeakKeyDictionary, ref
 from outcore.allocators import Card, Space
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.aten import is_opaque
+from outcore.cores import usable_cores
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
@@ -377,9 +377,7 @@ def _has_opaque(trace: Trace) -> bool:
 
 def _searches_at_once(search: Search) -> int:
     """For how many searches this process has cores, next to other processes of its job."""
-    usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
-    return max(1, cores // local_processes() // search.walks)
+    return max(1, usable_cores() // local_processes() // search.walks)
 
 
 def _defragmented(problem: Problem, plan: Plan, card: Card, fixed: frozenset[Gap]) -> Plan:
