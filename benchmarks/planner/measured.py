@@ -10,7 +10,7 @@ from benchmarks.kit.benchmark import Patience
 from benchmarks.planner.cells import OURS, SLOW, Cell, judged
 from benchmarks.reproduction.steps import Scale
 from outcore.errors import InfeasibleError
-from outcore.ir.plan import Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import load
 from outcore.lower import lower
@@ -38,7 +38,7 @@ def measured(scale: Scale, patience: Patience) -> Iterator[Cell]:
 
 
 def _cell(name: str, problem: Problem) -> Cell:
-    in_core = _seconds(problem, make_plan({}, "keep-all"))
+    in_core = _seconds(problem, KEEP_ALL)
     lost, reasons = dict[str, float](), dict[str, str]()
     for policy in POLICIES:
         if policy in SLOW:

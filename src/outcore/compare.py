@@ -15,7 +15,7 @@ from outcore.errors import BudgetError, InfeasibleError, PolicyError
 from outcore.estimate import estimate
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import budget_for, margin_bytes, naming_any_budget
-from outcore.ir.plan import Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Role, Trace
@@ -114,7 +114,7 @@ class Comparison:
             ENDLESS_BYTES,
             outside_bytes=self.outside_bytes,
         )
-        kept = lower(self._ample, make_plan({}, "keep-all"))
+        kept = lower(self._ample, KEEP_ALL)
         self.in_core: Timeline = simulate(self._ample, kept)
 
     def problem(self, budget_bytes: int) -> Problem:

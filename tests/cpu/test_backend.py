@@ -23,7 +23,7 @@ from outcore.errors import CaptureError, OptionValueError
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import MARGIN_DIVISOR
 from outcore.ir.memory import peak
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import KEEP_ALL
 from outcore.ir.trace import Effect, Ref, Role
 from outcore.lower import lower
 from outcore.measure import metered
@@ -417,7 +417,7 @@ class TestUses:
         assert report.in_core_peak_bytes is not None
         assert report.measured_peak_bytes <= report.budget_bytes < report.in_core_peak_bytes
         problem = replace(report.steps[0].problem, between_bytes=0)
-        alone = peak(problem, lower(problem, make_plan({}, "keep-all")), Tier.DEVICE)
+        alone = peak(problem, lower(problem, KEEP_ALL), Tier.DEVICE)
         assert alone.nbytes <= report.budget_bytes, "the first would be kept, but for the second"
 
     def test_room_for_later_graphs_is_no_more_than_they_can_use(self) -> None:

@@ -29,7 +29,7 @@ from outcore.errors import (
     WrapError,
     did_you_mean,
 )
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import KEEP_ALL
 from outcore.ir.text import parse, to_text
 from outcore.ir.trace import Trace
 from outcore.ir.verify_program import verify_program
@@ -41,7 +41,7 @@ from tests.pure.building import dense_problem
 from tests.pure.mutations import without_instruction
 
 PROBLEM = dense_problem(2)
-KEPT = lower(PROBLEM, make_plan({}, "keep-all"))
+KEPT = lower(PROBLEM, KEEP_ALL)
 
 
 def raised(call, *args):

@@ -15,7 +15,7 @@ from outcore.interpret import Chooser, in_order, interpret
 from outcore.ir.hardware import Tier
 from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits, peak
-from outcore.ir.plan import Gap, Offload, Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
@@ -42,7 +42,7 @@ def test_budgets_are_nothing_to_what_keeps_everything(
     problem: Problem, budget_bytes: int, outside_bytes: int
 ) -> None:
     other = replace(problem, budget_bytes=budget_bytes, outside_bytes=outside_bytes)
-    kept = make_plan({}, "keep-all")
+    kept = KEEP_ALL
     assert lower(other, kept) == lower(problem, kept) == lower(problem, kept, fast=True)
 
 

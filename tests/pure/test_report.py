@@ -18,7 +18,7 @@ import outcore
 from outcore.errors import MissingPackageError, OptionValueError, VerifyError
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import extent_bytes, peak
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import KEEP_ALL
 from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run
 from outcore.lower import lower
@@ -82,7 +82,7 @@ def test_figures_are_those_of_the_simulator():
     problem = small_problem(8192)
     plan = outcore.plan(problem, "swap-all{min_bytes=1B}")
     timeline = outcore.simulate(problem, outcore.lower(problem, plan))
-    kept = simulate(problem, lower(problem, make_plan({}, "keep-all")))
+    kept = simulate(problem, lower(problem, KEEP_ALL))
     assert (found.state, found.graphs, found.budget_bytes) == ("planned", 1, 8192)
     assert found.predicted_seconds == timeline.seconds
     assert found.predicted_peak_bytes == timeline.peak(Tier.DEVICE)

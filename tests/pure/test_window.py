@@ -15,7 +15,7 @@ from outcore.errors import InfeasibleError, PolicyError
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits, peak
-from outcore.ir.plan import Offload, make_plan
+from outcore.ir.plan import KEEP_ALL, Offload
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
@@ -390,7 +390,7 @@ def test_its_smallest_budget_is_the_floor(problem):
 @given(problem=problems())
 def test_what_fits_is_kept(problem):
     """To the byte: if ops write in place, a program needs less than its variable sequence."""
-    kept = lower(problem, make_plan({}, "keep-all"))
+    kept = lower(problem, KEEP_ALL)
     exact = replace(problem, budget_bytes=max(1, peak(problem, kept, Tier.DEVICE).nbytes))
     assert Window(min_bytes=1).plan(exact).choices == ()
 

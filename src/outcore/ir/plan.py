@@ -119,6 +119,10 @@ def default_choice(gap: Gap) -> Choice:
     return DROP if gap.dead else KEEP
 
 
+KEEP_ALL = Plan((), "keep-all")
+"""The plan that keeps everything on the device, for any trace."""
+
+
 def make_plan(
     choices: dict[Gap, Choice],
     policy: str = "",

@@ -8,7 +8,7 @@ from outcore.explain import Alternative, Explanation, Move, explain
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.liveness import liveness
 from outcore.ir.memory import tier_bytes
-from outcore.ir.plan import Choice, Gap, Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Choice, Gap, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
@@ -92,7 +92,7 @@ def _machine(hardware: Hardware, device: str) -> Machine:
 
 def _predicted(problem: Problem, plan: Plan, explanation: Explanation) -> Predicted:
     program = lower(problem, plan, fast=True)
-    kept = lower(problem, make_plan({}), fast=True)
+    kept = lower(problem, KEEP_ALL, fast=True)
     taken = {tier: tier_bytes(problem, program, tier) for tier in Tier}
     return Predicted(
         seconds=explanation.seconds,

@@ -12,7 +12,7 @@ from outcore.explain.words import choice_words
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import budget_for, for_any_budget, margin_bytes
 from outcore.ir.memory import fits
-from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Choice, Gap, Keep, Offload, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
@@ -115,7 +115,7 @@ def forecast(
     """
     profile = estimate(trace, machine.hardware, machine.efficiency)
     ample = Problem(trace, profile, machine.hardware, ENDLESS_BYTES, outside_bytes=optimizer_bytes)
-    in_core = simulate(ample, lower(ample, make_plan({}, "keep-all")))
+    in_core = simulate(ample, lower(ample, KEEP_ALL))
     lowest = floor(ample)
     problem = replace(
         ample,
@@ -150,7 +150,7 @@ def weight_bytes(trace: Trace) -> int:
 
 def _planned(problem: Problem, policy: Policy) -> Planned:
     """The policy's plan, or, as in training, the plan that keeps everything if that fits."""
-    plan = make_plan({}, "keep-all")
+    plan = KEEP_ALL
     if not fits(problem, lower(problem, plan)):
         plan = plan_out_of_process(policy, problem)
     found = report(problem, plan)

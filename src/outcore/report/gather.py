@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.totals import offloaded_bytes, recompute_seconds, resident_bytes
 from outcore.lower import lower
@@ -35,7 +35,7 @@ def report(
     the plan is not a plan for it.
     """
     program = lower(problem, plan)
-    kept = lower(problem, make_plan({}, "keep-all"))
+    kept = lower(problem, KEEP_ALL)
     step = PlannedStep(
         problem=problem,
         plan=plan,

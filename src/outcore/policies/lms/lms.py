@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from outcore.errors import PolicyError
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Offload, Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.policies.candidates import away
 from outcore.policies.floor import plan_floor
@@ -62,7 +62,7 @@ class Lms:
             return settle(problem, {}, self)
         enough = problem.budget_bytes
         tuned = self.threshold == TUNED
-        kept = plan_floor(problem, make_plan({})).nbytes
+        kept = plan_floor(problem, KEEP_ALL).nbytes
         if tuned and kept <= enough:
             return settle(problem, {}, self)
         floor = cache(partial(_floor, problem, found, leave.tier))

@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from outcore.errors import InfeasibleError
 from outcore.evaluate import Evaluation, Evaluator
-from outcore.ir.plan import Choice, Gap, Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.policies.floor import leanest, plan_floor
 from outcore.policies.search.anneal import Annealing
@@ -46,7 +46,7 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     """
     deadline = time.perf_counter() + search.seconds if search.seconds else inf
     evaluator = Evaluator(problem)
-    kept = make_plan(with_fixed(make_plan({}), fixed))
+    kept = make_plan(with_fixed(KEEP_ALL, fixed))
     if not problem.profile.alternatives and _costs_nothing(judge(evaluator, kept), problem):
         return settle(problem, kept.by_gap, search)
     plans = _starts(problem, search, fixed, deadline)
@@ -88,7 +88,7 @@ def _starts(
     Only those that fit. Raises InfeasibleError if none does.
     """
     lean = leanest(problem)[1]
-    known = (make_plan({}), *find_starts(problem, search.min_bytes, deadline).plans, lean)
+    known = (KEEP_ALL, *find_starts(problem, search.min_bytes, deadline).plans, lean)
     merged = [make_plan(with_fixed(p, fixed), variants=p.by_op) for p in known]
     found = []
     for plan in merged:

@@ -15,7 +15,7 @@ from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import budget_for, margin_bytes
 from outcore.ir.memory import crossing_bytes, peak, private_bytes, reread_bytes
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import KEEP_ALL
 from outcore.ir.problem import Problem
 from outcore.ir.program import Free, Program, Run
 from outcore.ir.totals import resident_bytes
@@ -94,7 +94,7 @@ class Calls:
     @cached_property
     def most(self) -> Taken:
         """What a call needs with everything kept."""
-        return self.taken(lower(self.problem, make_plan({}, "keep-all"), fast=True))
+        return self.taken(lower(self.problem, KEEP_ALL, fast=True))
 
     @cached_property
     def least(self) -> Taken:

@@ -21,7 +21,7 @@ from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import fits, pause_bytes, peak
-from outcore.ir.plan import make_plan
+from outcore.ir.plan import KEEP_ALL, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Program
@@ -169,7 +169,7 @@ class Planner:
         plan, digests = lender.plan, (digest(problem), digest(trace))
         moving = make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)
         kept = solver.kept(problem)
-        for plan, left in ((make_plan({}, "keep-all"), 0), (moving, room)):
+        for plan, left in ((KEEP_ALL, 0), (moving, room)):
             less = replace(problem, budget_bytes=problem.budget_bytes - left, between_bytes=between)
             program = replace(kept, plan_digest=digest(plan))
             if plan.choices or plan.variants:
