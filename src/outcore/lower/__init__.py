@@ -19,7 +19,7 @@ from outcore.lower.place import place
 from outcore.lower.prefetch import prefetch
 from outcore.lower.release import release
 
-__all__ = ["lower"]
+__all__ = ["lower", "lower_without_overlap"]
 
 
 @gc_paused()
@@ -49,3 +49,11 @@ def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
     program = assemble(place(draft))
     verify_program(problem, program)
     return replace(program, trace_digest=digest(problem.trace), plan_digest=digest(plan))
+
+
+def lower_without_overlap(problem: Problem, plan: Plan) -> Program:
+    """The Program that carries out `plan` in the least memory, whatever the budget of `problem`.
+
+    Compute waits for each copy immediately. Raises as `lower`.
+    """
+    return lower(replace(problem, budget_bytes=1), plan, fast=True)

@@ -20,7 +20,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.program import Free, Program, Run
 from outcore.ir.totals import resident_bytes
 from outcore.ir.trace import Arg, Effect, Ref, Role, Trace
-from outcore.lower import lower
+from outcore.lower import lower, lower_without_overlap
 from outcore.policies import Floor, infeasible, lean_plans, plan_floor
 
 
@@ -119,9 +119,8 @@ class Calls:
 
     @cached_property
     def _lean(self) -> list[tuple[Floor, Taken]]:
-        nothing_overlaps = replace(self.problem, budget_bytes=1)
         plans = list(lean_plans(self.problem))
-        lean = (self.taken(lower(nothing_overlaps, plan, fast=True)) for plan in plans)
+        lean = (self.taken(lower_without_overlap(self.problem, plan)) for plan in plans)
         return list(zip((plan_floor(self.problem, plan) for plan in plans), lean, strict=True))
 
     def problems(self) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
 from outcore.ir.trace import Trace
-from outcore.lower import lower
+from outcore.lower import lower_without_overlap
 from outcore.policies import Policy, floor_plan, leanest_plan, staging_needed
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.recompute_all import RecomputeAll
@@ -77,7 +77,7 @@ class Programs:
             error.at_least = True
             raise
         self._solver.prepare(problem)
-        program = lower(replace(problem, budget_bytes=1), plan, fast=True)
+        program = lower_without_overlap(problem, plan)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
@@ -106,7 +106,7 @@ class Programs:
             plan = floor_plan(replace(problem, host_budget_bytes=0, disk_budget_bytes=0))
         else:
             problem, plan = self._solver.solve(shares, problem, floor_plan)
-        return lower(replace(problem, budget_bytes=1), plan, fast=True)
+        return lower_without_overlap(problem, plan)
 
     @gc_paused()
     def forward_only(
@@ -135,7 +135,7 @@ class Programs:
         for policy in _RECOMPUTING if spare < 0 else ():
             with contextlib.suppress(InfeasibleError):
                 plan = policy.plan(problem)
-                again = lower(replace(problem, budget_bytes=1), plan, fast=True)
+                again = lower_without_overlap(problem, plan)
                 if _forward_peak_bytes(problem, again) <= most:
                     program, spare = again, problem.budget_bytes - needed_bytes(again)
             if spare >= 0:
