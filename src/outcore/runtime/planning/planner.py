@@ -153,15 +153,8 @@ class Planner:
         steps do not fit.
         """
         captured, solver = shares.graph.captured, self.solver
-        trace, capacity = captured.trace, lender.problem.hardware.capacity
-        host, disk = (shares.outer(tier, capacity(tier)) for tier in (Tier.HOST, Tier.DISK))
-        problem = replace(
-            lender.problem,
-            trace=trace,
-            profile=profile,
-            host_budget_bytes=host,
-            disk_budget_bytes=disk,
-        )
+        trace = captured.trace
+        problem = shares.with_outer_budgets(replace(lender.problem, trace=trace, profile=profile))
         between = max(problem.between_bytes, leaving_bytes)
         pause = 0 if floor is None else pause_bytes(problem, floor)
         least = solver.settings.rooms[0]
@@ -292,12 +285,8 @@ class Planner:
         """A plan for `problem` with `room` for external memory in place of that of `planned`."""
         more = room.nbytes - planned.external_bytes
         more -= planned.problem.outside_bytes - planned.alone.outside_bytes
-        capacity = problem.hardware.capacity
-        alone = replace(
-            problem,
-            outside_bytes=problem.outside_bytes + more,
-            host_budget_bytes=shares.outer(Tier.HOST, capacity(Tier.HOST)),
-            disk_budget_bytes=shares.outer(Tier.DISK, capacity(Tier.DISK)),
+        alone = shares.with_outer_budgets(
+            replace(problem, outside_bytes=problem.outside_bytes + more)
         )
         hardware = self.solver.hardware()
         between = [

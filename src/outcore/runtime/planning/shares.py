@@ -78,16 +78,10 @@ class Shares:
         outside = external_bytes + states + margin_bytes(budget)
         if trace.boundary == len(trace.ops):  # a backward call without ops has no position
             outside += between_bytes + nbytes_of(trace, tuple(map(Ref, trace.tangents)))
-        return Problem(
-            trace,
-            profile,
-            hardware,
-            budget,
-            host_budget_bytes=self.outer(Tier.HOST, hardware.capacity(Tier.HOST)),
-            disk_budget_bytes=self.outer(Tier.DISK, hardware.capacity(Tier.DISK)),
-            outside_bytes=outside,
-            between_bytes=between_bytes,
+        problem = Problem(
+            trace, profile, hardware, budget, outside_bytes=outside, between_bytes=between_bytes
         )
+        return self.with_outer_budgets(problem)
 
     @property
     def later(self) -> list[PlannedGraph]:
@@ -355,17 +349,18 @@ class Shares:
             or (calls.program, calls.gone) != (program, graph.gone)
         ):
             theirs = replace(self, graph=graph)
-            problem = Problem(
-                trace,
-                profile,
-                hardware,
-                self.budget_bytes,
-                host_budget_bytes=theirs.outer(Tier.HOST, hardware.capacity(Tier.HOST)),
-                disk_budget_bytes=theirs.outer(Tier.DISK, hardware.capacity(Tier.DISK)),
+            problem = theirs.with_outer_budgets(
+                Problem(trace, profile, hardware, self.budget_bytes)
             )
             calls = Calls(problem, number, others=True, program=program, gone=graph.gone)
             self.known[graph] = calls
         return calls
+
+    def with_outer_budgets(self, problem: Problem) -> Problem:
+        """`problem` with what other graphs' plans leave of the outer tiers as its budgets there."""
+        capacity = problem.hardware.capacity
+        host, disk = (self.outer(tier, capacity(tier)) for tier in (Tier.HOST, Tier.DISK))
+        return replace(problem, host_budget_bytes=host, disk_budget_bytes=disk)
 
     def outer(self, tier: Tier, room: int) -> int:
         """Bytes of `room` in an outer tier that other graphs' plans leave to each call of this one.
