@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import held_bytes
+from outcore.ir.memory import added_bytes, held_bytes, waiting_bytes
 from outcore.ir.plan import Gap, Offload, Plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Alloc, Copy, Free, Program, Run, Slot, Stream
+from outcore.ir.program import Alloc, Copy, Program, Run, Slot, Stream
 from outcore.ir.timeline import Timeline
 
 
@@ -110,10 +110,8 @@ class Scene:
     @cached_property
     def between_bytes(self) -> int:
         """Device bytes held between the two calls, with everything counted."""
-        program, problem = self.program, self.problem
-        slots = (program.slots[s] for s in (*program.arguments, *program.tangents))
-        live = problem.outside_bytes + problem.between_bytes + sum(s.nbytes for s in slots)
-        return live + sum(map(self._change, range(program.boundary)))
+        problem = self.problem
+        return problem.outside_bytes + problem.between_bytes + waiting_bytes(self.program)
 
     def lacks_memory(self, position: int) -> bool:
         """Whether the frees that follow `position` are needed to stay inside the budget.
@@ -135,13 +133,5 @@ class Scene:
         return crosses and self.between_bytes + self._freed(position, boundary) > budget
 
     def _freed(self, start: int, stop: int) -> int:
-        return -sum(min(0, self._change(position)) for position in range(start, stop))
-
-    def _change(self, position: int) -> int:
-        action = self.program.body[position].action
-        if not isinstance(action, Alloc | Free):
-            return 0
-        slot = self.program.slots[action.slot]
-        if slot.tier is not Tier.DEVICE:
-            return 0
-        return slot.nbytes if isinstance(action, Alloc) else -slot.nbytes
+        actions = (instruction.action for instruction in self.program.body[start:stop])
+        return -sum(min(0, added_bytes(self.program.slots, action)) for action in actions)

@@ -5,7 +5,7 @@ Everything here follows from the Program and its Problem; nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from outcore.ir.hardware import Tier
@@ -38,7 +38,7 @@ def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...
         if position == program.boundary and device:
             live += sum(slots[s].nbytes for s in program.tangents)
         action = instruction.action
-        before, live = live, live + _change(program, action, tier)
+        before, live = live, live + added_bytes(slots, action, tier)
         inside = max(before, live)
         if device and isinstance(action, Run):
             inside += profile.cost(action.op, action.variant).workspace_bytes
@@ -48,12 +48,12 @@ def held_bytes(problem: Problem, program: Program, tier: Tier) -> tuple[int, ...
     return tuple(held)
 
 
-def _change(program: Program, action: Action, tier: Tier) -> int:
-    if isinstance(action, Alloc) and program.slots[action.slot].tier is tier:
-        return program.slots[action.slot].nbytes
-    if isinstance(action, Free) and program.slots[action.slot].tier is tier:
-        return -program.slots[action.slot].nbytes
-    return 0
+def added_bytes(slots: Sequence[Slot], action: Action, tier: Tier = Tier.DEVICE) -> int:
+    """Bytes that `action` adds to what `tier` holds; negative for a Free there."""
+    if not isinstance(action, Alloc | Free) or slots[action.slot].tier is not tier:
+        return 0
+    nbytes = slots[action.slot].nbytes
+    return nbytes if isinstance(action, Alloc) else -nbytes
 
 
 def peak(problem: Problem, program: Program, tier: Tier) -> Peak:
@@ -70,7 +70,7 @@ def crossing_bytes(program: Program) -> int:
     passed_in = frozenset(program.arguments)  # some are freed in forward
     actions = (instruction.action for instruction in program.body[: program.boundary])
     return sum(
-        _change(program, action, Tier.DEVICE)
+        added_bytes(program.slots, action)
         for action in actions
         if not (isinstance(action, Free) and action.slot in passed_in)
     )
@@ -114,7 +114,7 @@ def ahead(problem: Problem, program: Program) -> Ahead:
     alone = replace(problem, outside_bytes=0, between_bytes=0)
     held, cut = held_bytes(alone, program, Tier.DEVICE), program.boundary
     arguments = sum(slot.nbytes for slot in _on_device(program, program.arguments))
-    waiting = _between_the_calls(program)
+    waiting = waiting_bytes(program)
     return Ahead(
         max(0, max(held[:cut], default=0) - arguments),
         waiting - arguments,
@@ -131,14 +131,14 @@ def reread_bytes(trace: Trace, program: Program, buffers: Collection[int]) -> in
 
 def pause_bytes(problem: Problem, program: Program) -> int:
     """Device bytes that the budget leaves free between the two calls, once the tangents exist."""
-    return problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes - _between_the_calls(program)
+    return problem.limit_bytes(Tier.DEVICE) - problem.outside_bytes - waiting_bytes(program)
 
 
-def _between_the_calls(program: Program) -> int:
+def waiting_bytes(program: Program) -> int:
     """Device bytes held between the two calls, once the tangents exist."""
     passed_in = _on_device(program, (*program.arguments, *program.tangents))
     actions = (instruction.action for instruction in program.body[: program.boundary])
-    made = sum(_change(program, action, Tier.DEVICE) for action in actions)
+    made = sum(added_bytes(program.slots, action) for action in actions)
     return sum(slot.nbytes for slot in passed_in) + made
 
 
@@ -180,7 +180,7 @@ def retained_bytes(problem: Problem, program: Program) -> int:
     for nbytes, action in zip(held[program.boundary :], backward, strict=True):
         most = max(most, nbytes + stays)
         if isinstance(action, Free) and action.slot not in own:
-            stays -= _change(program, action, Tier.DEVICE)
+            stays -= added_bytes(program.slots, action)
     return max(0, most - max(held, default=0))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outcore.ir.hardware import Tier
+from outcore.ir.memory import added_bytes
 from outcore.ir.problem import Problem
 from outcore.ir.program import Action, Alloc, Copy, Free, Program, Run, Slot
 from outcore.lower.sync import sync
@@ -107,19 +108,10 @@ def occupancy(problem: Problem, draft: Draft) -> Occupancy:
         if index == draft.boundary:
             live += sum(slots[s].nbytes for s in draft.tangents)
             between = live + problem.between_bytes
-        live += _change(slots, step.before)
+        live += sum(added_bytes(slots, action) for action in step.before)
         held.append(live + profile.cost(step.run.op, step.run.variant).workspace_bytes)
-        live += _change(slots, step.after)
+        live += sum(added_bytes(slots, action) for action in step.after)
     return Occupancy(held, between)
-
-
-def _change(slots: list[Slot], actions: Iterable[Action]) -> int:
-    change = 0
-    for action in actions:
-        if isinstance(action, Alloc | Free) and slots[action.slot].tier is Tier.DEVICE:
-            sign = 1 if isinstance(action, Alloc) else -1
-            change += sign * slots[action.slot].nbytes
-    return change
 
 
 def crossing_slots(draft: Draft) -> frozenset[int]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import held_bytes
-from outcore.ir.program import Action, Alloc, Copy, Free, Program, Run, Stream
+from outcore.ir.memory import added_bytes, held_bytes
+from outcore.ir.program import Alloc, Copy, Free, Program, Run, Stream
 from outcore.ir.timeline import Span, Timeline
 from outcore.report.planned import PlannedStep
 
@@ -62,16 +62,10 @@ def _device(step: PlannedStep, timeline: Timeline) -> Iterator[Level]:
         span = spans.get(position)
         now = max(now, now if span is None else span.start_seconds)
         yield Level(now, held[position])
-        live += _change(program, instruction.action)
+        live += added_bytes(slots, instruction.action)
         if span is not None:
             now = max(now, span.stop_seconds)
         yield Level(now, live)
-
-
-def _change(program: Program, action: Action) -> int:
-    if isinstance(action, Alloc):
-        return program.slots[action.slot].nbytes
-    return -program.slots[action.slot].nbytes if isinstance(action, Free) else 0
 
 
 def _outer(program: Program, timeline: Timeline, tier: Tier) -> Iterator[Level]:

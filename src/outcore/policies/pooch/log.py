@@ -14,9 +14,9 @@ from itertools import pairwise
 
 from outcore.ir.hardware import Tier
 from outcore.ir.liveness import liveness
+from outcore.ir.memory import added_bytes
 from outcore.ir.plan import Gap, Plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Action, Alloc, Free
 from outcore.lower.donate import donate
 from outcore.lower.draft import Draft, Step
 from outcore.lower.expand import expand
@@ -179,16 +179,10 @@ def _logged(problem: Problem, draft: Draft, step: Step) -> LoggedOp:
     op = step.run.op
     return LoggedOp(
         problem.profile.seconds[op],
-        _change(draft, step.before),
+        sum(added_bytes(draft.slots, action) for action in step.before),
         problem.profile.workspace_bytes[op],
-        -_change(draft, step.after),
+        -sum(added_bytes(draft.slots, action) for action in step.after),
     )
-
-
-def _change(draft: Draft, actions: Sequence[Action]) -> int:
-    """Bytes by which `actions` of a step without copies change what is held."""
-    taken = sum(draft.slots[a.slot].nbytes for a in actions if isinstance(a, Alloc))
-    return taken - sum(draft.slots[a.slot].nbytes for a in actions if isinstance(a, Free))
 
 
 def _levels(ops: Sequence[LoggedOp], start: int, boundary: int, tangents: int) -> list[int]:
