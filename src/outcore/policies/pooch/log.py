@@ -15,7 +15,7 @@ from itertools import pairwise
 from outcore.ir.hardware import Tier
 from outcore.ir.liveness import liveness
 from outcore.ir.memory import added_bytes
-from outcore.ir.plan import Gap, Plan
+from outcore.ir.plan import KEEP_ALL, Gap
 from outcore.ir.problem import Problem
 from outcore.lower.donate import donate
 from outcore.lower.draft import Draft, Step
@@ -112,7 +112,7 @@ class Log:
 
 def record(problem: Problem, gaps: Sequence[Gap], tier: Tier) -> Log:
     """The log of `problem` for candidates `gaps`, in order of copy-out to `tier`. Linear in ops."""
-    draft = donate(problem.trace, expand(problem, Plan(())))
+    draft = donate(problem.trace, expand(problem, KEEP_ALL))
     boundary = problem.trace.boundary
     breaks = sorted({gap.before for gap in gaps})
     targets = _targets(problem, gaps, breaks, tier)

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from outcore.ir.hardware import Tier
 from outcore.ir.liveness import Liveness, liveness
-from outcore.ir.plan import Gap, Plan
+from outcore.ir.plan import KEEP_ALL, Gap
 from outcore.ir.problem import Problem
 from outcore.ir.trace import Ref, Trace
 from outcore.lower.donate import donate
@@ -165,7 +165,7 @@ class _Builder:
     def _beside_bytes(self) -> list[int]:
         """Per function: the field `beside_bytes` of the sequence."""
         beside = list(accumulate(self.changes))[: self.functions]
-        draft = donate(self.trace, expand(self.problem, Plan(())))
+        draft = donate(self.trace, expand(self.problem, KEEP_ALL))
         for step in draft.steps:
             written_over = sum(draft.slots[source].nbytes for source, _ in step.run.donate)
             beside[self._function(step.run.op)] -= written_over
