@@ -18,7 +18,6 @@ from outcore.execute.disk import (
     FILE_BLOCK_BYTES,
     MEMORY_ALIGNMENT_BYTES,
     region_nbytes,
-    words,
 )
 from outcore.execute.driver import (
     FORKED,
@@ -30,11 +29,10 @@ from outcore.execute.driver import (
     lane_nbytes,
     measure_link,
 )
-from outcore.execute.link import Barrier, Copy, Spill, dropped
+from outcore.execute.link import Copy, FileRoom, Spill
 from outcore.execute.malloc import ResidentLimit, own_malloc, resident_bytes, trim
 from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Tier
-from outcore.units import format_bytes
 
 COPY_IN_OVERHEAD_BYTES: Final = MEMORY_ALIGNMENT_BYTES
 """Extra device bytes of a tensor that is copied in, so that direct I/O can reach its storage."""
@@ -57,19 +55,10 @@ class Watch(Protocol):
         ...
 
 
-class CpuLane:
+class CpuLane(FileRoom):
     """The room of one outstanding step in the file (`driver.Lane`)."""
 
-    __slots__ = (
-        "_base",
-        "_copies",
-        "_open",
-        "_residues",
-        "_spill",
-        "driver",
-        "file",
-        "regions",
-    )
+    __slots__ = ("_copies", "_residues", "driver")
 
     def __init__(
         self,
@@ -79,20 +68,18 @@ class CpuLane:
         base: int,
         nbytes: int,
     ) -> None:
-        self.driver, self.file, self.regions = driver, spill.file, regions
-        self._base, self._spill = base, spill
+        super().__init__(spill, regions, base, nbytes)
+        self.driver = driver
         self._copies: deque[Copy] = deque()
         """Copies in order of issue. Those at the head may be done already."""
         self._residues: dict[int, int] = {}
         """Region -> address of the storage that was copied to it, modulo the alignment of
         memory."""
-        self._open = [nbytes]
-        """The lane's size until `close` pops it. Only one `pop` succeeds, whichever threads try."""
 
     @property
-    def key(self) -> int:
-        """What `CopySpan.lane` says of this lane."""
-        return id(self)
+    def recorder(self) -> Recorder | None:
+        """Called with each finished copy; None if nothing records."""
+        return self.driver.recorder
 
     def copy_out(self, tensor: torch.Tensor, region: int, *after: Copy) -> Copy:
         """Start to copy the storage of `tensor` to `region`, once all of `after` are done."""
@@ -116,27 +103,15 @@ class CpuLane:
         self._issue(copy)
         return tensor, copy
 
-    def wait(self, handle: Copy) -> None:
-        """Return once the copy is done. Raises `SpillError` if it failed or was dropped."""
-        with handle.done:
-            pass
-        if handle.error is not None:
-            raise self._failed(handle, handle.error) from handle.error
-
     def discard(self, tensor: torch.Tensor) -> None:
         """Do nothing: memory is freed with its last reference."""
 
-    def close(self) -> None:
-        """Drop copies that have not begun, wait for those that have, and release the room.
+    def _end(self) -> None:
+        """Drop copies that have not begun, and wait for those that have.
 
         Running copies end soon. Their memory is free when this returns, so after a step is dropped,
         all of its memory can be used.
         """
-        try:
-            nbytes = self._open.pop()
-        except IndexError:
-            return
-        base, file = self._base, self.file
         # Keep what the copies keep alive until they are over. Otherwise a worker may hold the last
         # reference, and free the memory on its own thread, which no meter sees.
         kept = [copy.kept for copy in self._copies]
@@ -149,21 +124,6 @@ class CpuLane:
                         pass
         finally:  # also after an interrupt
             kept.clear()
-            self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """Called with each finished copy; None if nothing records."""
-        return self.driver.recorder
-
-    def offset(self, region: int) -> int:
-        """Where `region` begins in the file."""
-        return self._base + self.regions[region].offset
-
-    def check_open(self) -> None:
-        """Raise CancelledError if the lane or the file is closed."""
-        if not self._open or self._spill.closed:
-            raise dropped()
 
     def _issue(self, copy: Copy) -> None:
         """Give `copy` to its worker. Raises SpillError if the driver is closed."""
@@ -171,11 +131,6 @@ class CpuLane:
             self._copies.popleft()
         self._copies.append(copy)
         self._spill.put(copy)
-
-    def _failed(self, copy: Copy, error: Exception) -> SpillError:
-        size = format_bytes(self.regions[copy.region].nbytes)
-        place = f"region {copy.region} ({size} at file offset {self.offset(copy.region)})"
-        return self.file.error(f"copy {copy.direction} of {place} failed: {words(error)}")
 
     def _too_small(self, nbytes: int, region: int) -> VerifyError:
         detail = f"{nbytes} bytes for a region of {self.regions[region].nbytes}"

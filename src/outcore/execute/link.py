@@ -15,14 +15,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from queue import SimpleQueue
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
-from outcore.execute.disk import FILE_BLOCK_BYTES, SpillFile, new_bounce
+from outcore.execute.disk import FILE_BLOCK_BYTES, SpillFile, new_bounce, words
 from outcore.execute.driver import CopySpan, Direction, Recorder, Region
 from outcore.execute.folders import in_memory
 from outcore.gauges import OWN_THREADS
+from outcore.units import format_bytes
 
 CHUNK_BYTES: Final = 8 << 20
 """The most bytes that one system call moves. Measured: larger chunks than 4 MiB are no faster."""
@@ -76,38 +77,6 @@ class Throttle:
             self._sleep(self._due - now)
 
 
-class Room(Protocol):
-    """The part of a lane that its copies need."""
-
-    @property
-    def file(self) -> SpillFile:
-        """The file that contains the lane's regions."""
-        ...
-
-    @property
-    def regions(self) -> Mapping[int, Region]:
-        """The lane's regions by their keys."""
-        ...
-
-    @property
-    def key(self) -> int:
-        """What `CopySpan.lane` says of the lane."""
-        ...
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """Called with each finished copy; None if nothing records."""
-        ...
-
-    def offset(self, region: int) -> int:
-        """Where `region` begins in the file."""
-        ...
-
-    def check_open(self) -> None:
-        """Raise CancelledError if the copy's result can no longer be of use."""
-        ...
-
-
 class Copy:
     """One copy: the job of a worker, and the handle that a lane returns."""
 
@@ -126,14 +95,14 @@ class Copy:
 
     def __init__(
         self,
-        lane: Room,
+        lane: FileRoom,
         direction: Direction,
         region: int,
         address: int,
         kept: torch.Tensor | torch.UntypedStorage,
         after: tuple[Copy, ...],
     ) -> None:
-        self.lane: Room | None = lane
+        self.lane: FileRoom | None = lane
         """The lane of the copy; None once the copy is done."""
         self.direction, self.region, self.address = direction, region, address
         """`address`: of the memory that the bytes are read from or written to."""
@@ -315,3 +284,60 @@ def _start(name: str, queue: _Queue, throttle: Throttle, onward: _Queue | None) 
     thread = threading.Thread(target=_serve, args=(queue, throttle, onward), name=name, daemon=True)
     thread.start()
     return thread
+
+
+class FileRoom:
+    """The room of one lane in the spill file, until it is closed."""
+
+    __slots__ = ("_base", "_open", "_spill", "file", "regions")
+
+    def __init__(self, spill: Spill, regions: Mapping[int, Region], base: int, nbytes: int) -> None:
+        self.file, self.regions = spill.file, regions
+        self._spill, self._base = spill, base
+        self._open = [nbytes]
+        """The size of the room until `close` pops it. Only one `pop` succeeds, whichever threads
+        try."""
+
+    @property
+    def key(self) -> int:
+        """What `CopySpan.lane` says of this lane."""
+        return id(self)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Called with each finished copy; None if nothing records."""
+        return None
+
+    def offset(self, region: int) -> int:
+        """Where `region` begins in the file."""
+        return self._base + self.regions[region].offset
+
+    def check_open(self) -> None:
+        """Raise CancelledError if the lane or the file is closed."""
+        if not self._open or self._spill.closed:
+            raise dropped()
+
+    def wait(self, handle: Copy) -> None:
+        """Return once the copy is done. Raises `SpillError` if it failed or was dropped."""
+        with handle.done:
+            pass
+        if handle.error is not None:
+            size = format_bytes(self.regions[handle.region].nbytes)
+            place = f"region {handle.region} ({size} at file offset {self.offset(handle.region)})"
+            reason = f"copy {handle.direction} of {place} failed: {words(handle.error)}"
+            raise self.file.error(reason) from handle.error
+
+    def close(self) -> None:
+        """End the lane's copies, and give the room back once those that run are over."""
+        try:
+            nbytes = self._open.pop()
+        except IndexError:
+            return
+        base, file = self._base, self.file
+        try:
+            self._end()
+        finally:  # also after an interrupt
+            self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
+
+    def _end(self) -> None:
+        """Do what the first `close` does before the room is given back."""

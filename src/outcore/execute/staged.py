@@ -29,7 +29,7 @@ import torch
 
 from outcore.execute.cpu import CpuLane
 from outcore.execute.device import Device, Event
-from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes, words
+from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
 from outcore.execute.driver import (
     Direction,
     Lane,
@@ -39,10 +39,9 @@ from outcore.execute.driver import (
     measure_link,
 )
 from outcore.execute.handles import NOTHING, DiskCopiesBefore, QueuedCopy
-from outcore.execute.link import Barrier, Copy, Spill, Throttle, dropped
+from outcore.execute.link import Copy, FileRoom, Spill, Throttle
 from outcore.execute.slabs import Slabs
 from outcore.ir.hardware import STAGING_BUFFERS, staging_bytes
-from outcore.units import format_bytes
 
 _BUFFERS: Final = STAGING_BUFFERS // 2
 """Buffers per direction."""
@@ -162,19 +161,15 @@ class Back(Copy):
         super()._end()
 
 
-class StagedLane:
-    """The part of a lane on the disk (`link.Room`): its regions, its copies and their order."""
-
-    recorder = None
+class StagedLane(FileRoom):
+    """The part of a lane on the disk: its regions, its copies and their order."""
 
     def __init__(self, disk: StagedDisk, regions: Mapping[int, Region]) -> None:
-        self.regions = regions
         self._disk, self._largest = disk, max(region.nbytes for region in regions.values())
         disk.stages(self._largest)  # now: a step that has begun should not find too little memory
-        self._spill, self.file, self._lanes = disk.spill, disk.spill.file, disk.lanes
-        self._nbytes = lane_nbytes(regions, region_nbytes)
-        self._base = self._spill.take(self._nbytes)
-        """Where the lane's room begins in the file."""
+        nbytes = lane_nbytes(regions, region_nbytes)
+        super().__init__(disk.spill, regions, disk.spill.take(nbytes), nbytes)
+        self._lanes = disk.lanes
         self._known = {"out": NOTHING, "in": NOTHING, "compute": NOTHING}
         """Per queue, the disk copies that come before its next command."""
         self._away: list[Copy] = []
@@ -183,8 +178,6 @@ class StagedLane:
         """Copies from the disk with their handles, in order of issue."""
         self._settled = 0
         """How many copies from the disk the host has waited for."""
-        self._open = [True]
-        """Popped by `close`. Only one `pop` succeeds, whichever threads try."""
         self._lanes.add(self)
 
     def learn(
@@ -204,7 +197,7 @@ class StagedLane:
         None if there are none. Raises SpillError if one failed.
         """
         while self._settled < known.back:
-            self._wait(self._back[self._settled][0])
+            self.wait(self._back[self._settled][0])
             self._settled += 1
         return self._back[known.back - 1][1] if known.back else None
 
@@ -235,39 +228,9 @@ class StagedLane:
         self._back.append((job, handle))
         self._known["in"] = handle.known = handle.known._replace(back=len(self._back))
 
-    def close(self) -> None:
-        """Drop copies that have not begun; release the room in the file once running copies end."""
-        try:
-            self._open.pop()
-        except IndexError:
-            return
+    def _end(self) -> None:
+        """Forget the lane: copies that have not begun find that it is closed."""
         self._lanes.discard(self)
-        file, base, nbytes = self.file, self._base, self._nbytes
-        self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
-
-    @property
-    def key(self) -> int:
-        """Its own `id`: it reports no copies, since `recorder` is None."""
-        return id(self)
-
-    def offset(self, region: int) -> int:
-        """Where `region` begins in the file."""
-        return self._base + self.regions[region].offset
-
-    def check_open(self) -> None:
-        """Raise CancelledError if the lane or the file is closed."""
-        if not self._open or self._spill.closed:
-            raise dropped()
-
-    def _wait(self, job: Copy) -> None:
-        """Wait on the host for a worker's job. Raises SpillError if it failed."""
-        with job.done:
-            pass
-        if job.error is not None:
-            size = format_bytes(self.regions[job.region].nbytes)
-            place = f"region {job.region} ({size} at file offset {self.offset(job.region)})"
-            reason = f"copy {job.direction} of {place} failed: {words(job.error)}"
-            raise self.file.error(reason) from job.error
 
 
 class StagedDisk:
