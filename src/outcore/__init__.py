@@ -6,10 +6,11 @@ needs no torch.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from outcore.lazy import lazily
 
 if TYPE_CHECKING:
     from outcore.allocators import Reservation, reserve
@@ -108,60 +109,47 @@ __all__ = [
     "wrap",
 ]
 
-_HOMES = {
-    "Backend": "outcore.api",
-    "BudgetError": "outcore.errors",
-    "CaptureError": "outcore.errors",
-    "DigestError": "outcore.errors",
-    "Explanation": "outcore.explain",
-    "FormatError": "outcore.errors",
-    "Gap": "outcore.ir.plan",
-    "Hardware": "outcore.ir.hardware",
-    "HostMemoryError": "outcore.errors",
-    "InfeasibleError": "outcore.errors",
-    "Keep": "outcore.ir.plan",
-    "Link": "outcore.ir.hardware",
-    "MissingPackageError": "outcore.errors",
-    "NotEngagedError": "outcore.errors",
-    "Offload": "outcore.ir.plan",
-    "OptionError": "outcore.errors",
-    "OptionValueError": "outcore.errors",
-    "OutcoreError": "outcore.errors",
-    "ParseError": "outcore.errors",
-    "Plan": "outcore.ir.plan",
-    "Policy": "outcore.policies",
-    "PolicyError": "outcore.errors",
-    "Preset": "outcore.presets",
-    "Problem": "outcore.ir.problem",
-    "Profile": "outcore.ir.profile",
-    "Program": "outcore.ir.program",
-    "Recompute": "outcore.ir.plan",
-    "Report": "outcore.report",
-    "Reservation": "outcore.allocators",
-    "Session": "outcore.wrapping",
-    "SpillError": "outcore.errors",
-    "StepError": "outcore.errors",
-    "TargetError": "outcore.errors",
-    "Tier": "outcore.ir.hardware",
-    "Timeline": "outcore.ir.timeline",
-    "Trace": "outcore.ir.trace",
-    "VerifyError": "outcore.errors",
-    "WrapError": "outcore.errors",
-    "estimate": "outcore.estimate",
-    "explain": "outcore.explain",
-    "handle": "outcore.wrapping",
-    "lower": "outcore.lower",
-    "lower_bound": "outcore.bound",
-    "preset": "outcore.presets",
-    "report": "outcore.report",
-    "reserve": "outcore.allocators",
-    "session": "outcore.wrapping",
-    "simulate": "outcore.simulate",
-    "trace": "outcore.api",
-    "unwrap": "outcore.wrapping",
-    "wrap": "outcore.wrapping",
+_NAMES = {
+    "outcore.allocators": ("Reservation", "reserve"),
+    "outcore.api": ("Backend", "trace"),
+    "outcore.bound": ("lower_bound",),
+    "outcore.errors": (
+        "BudgetError",
+        "CaptureError",
+        "DigestError",
+        "FormatError",
+        "HostMemoryError",
+        "InfeasibleError",
+        "MissingPackageError",
+        "NotEngagedError",
+        "OptionError",
+        "OptionValueError",
+        "OutcoreError",
+        "ParseError",
+        "PolicyError",
+        "SpillError",
+        "StepError",
+        "TargetError",
+        "VerifyError",
+        "WrapError",
+    ),
+    "outcore.estimate": ("estimate",),
+    "outcore.explain": ("Explanation", "explain"),
+    "outcore.ir.hardware": ("Hardware", "Link", "Tier"),
+    "outcore.ir.plan": ("Gap", "Keep", "Offload", "Plan", "Recompute"),
+    "outcore.ir.problem": ("Problem",),
+    "outcore.ir.profile": ("Profile",),
+    "outcore.ir.program": ("Program",),
+    "outcore.ir.timeline": ("Timeline",),
+    "outcore.ir.trace": ("Trace",),
+    "outcore.lower": ("lower",),
+    "outcore.policies": ("Policy",),
+    "outcore.presets": ("Preset", "preset"),
+    "outcore.report": ("Report", "report"),
+    "outcore.simulate": ("simulate",),
+    "outcore.wrapping": ("Session", "handle", "session", "unwrap", "wrap"),
 }
-"""The module of each public name that is not defined here."""
+"""Module -> its public names."""
 
 
 def plan(problem: Problem, policy: str | Policy = "search") -> Plan:
@@ -174,23 +162,14 @@ def plan(problem: Problem, policy: str | Policy = "search") -> Plan:
     return ask(resolve(policy), problem)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _NAMES)
 
 
 class _Package(ModuleType):
     """Keeps `outcore.lower` the function: importing the module of that name would replace it."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if not (name in __all__ and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

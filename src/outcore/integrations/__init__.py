@@ -6,10 +6,10 @@ library is not installed.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from outcore.integrations.metrics import metrics
+from outcore.lazy import lazily
 
 if TYPE_CHECKING:
     from outcore.integrations.lightning import LightningCallback
@@ -17,19 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LightningCallback", "TransformersCallback", "metrics"]
 
-_HOMES = {
-    "LightningCallback": "outcore.integrations.lightning",
-    "TransformersCallback": "outcore.integrations.transformers",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "outcore.integrations.lightning": ("LightningCallback",),
+        "outcore.integrations.transformers": ("TransformersCallback",),
+    },
+)
