@@ -152,6 +152,49 @@ def test_a_stretch_that_is_full_between_the_calls():
     assert not said
 
 
+def test_between_the_calls_the_caller_can_have_what_is_free():
+    device: Any = Stage(LAYOUT.nbytes + 2 * EDGE_BYTES)
+    stretch = PlacedRange(LAYOUT.nbytes)
+    moves = {3: tuple(stretch.open([(0, SIZES[5])]))}
+    stretch.use(0, SIZES[5])
+    pause, resume = stretch.pause()
+    moves[7] = tuple(stretch.open([(20 * MIB, SIZES[6])]))
+    layout = replace(LAYOUT, moves=moves, pause=pause, resume=resume)
+    said: list[str] = []
+    lane = PlacedLane(EmptyLane(), device, layout, lambda what, _: said.append(what), holds=True)
+    with lane.call([]):
+        lane.place(3)
+        first = device.empty(SIZES[5])
+        lane.placed(5, first)
+        assert held(lane) == 40 * MIB + 2 * EDGE_BYTES
+    assert held(lane) == 2 * EDGE_BYTES
+    with device.on("stage"):
+        lent = device.empty(40 * MIB)
+        del lent
+    with lane.call([]):
+        assert held(lane) == 40 * MIB + 2 * EDGE_BYTES
+        lane.place(7)
+        lane.placed(6, device.empty(SIZES[6]))
+    assert not said
+
+
+def test_what_others_took_between_the_calls_is_noticed():
+    device: Any = Stage(LAYOUT.nbytes + 2 * EDGE_BYTES)
+    stretch = PlacedRange(LAYOUT.nbytes)
+    pause, resume = stretch.pause()
+    layout = replace(LAYOUT, moves={}, pause=pause, resume=resume)
+    said: list[str] = []
+    lane = PlacedLane(EmptyLane(), device, layout, lambda what, _: said.append(what), holds=True)
+    with lane.call([]):
+        pass
+    with device.on("stage"):
+        taken = device.empty(20 * MIB)
+    with lane.call([]):
+        assert held(lane) == 0
+    assert taken.nbytes == 20 * MIB
+    assert said == [f"{LAYOUT.nbytes} bytes at offset 0 of the layout"]
+
+
 def test_a_tensor_elsewhere_ends_it():
     device = Stage()
     lane, said = placed(device)

@@ -21,12 +21,14 @@ MIB = 1 << 20
 LIMIT_BYTES = 1280 * MIB
 LAYERS = 20
 """Each makes maps of 64 MiB."""
+PAGES_BYTES = 128 * MIB
+"""More than what is left of pages of 20 MiB that are in use in part."""
 STEPS = PROFILED_STEPS + 6
 
 
 @contextmanager
 def nearly_full():
-    """Limit the memory that this process may use on the GPU."""
+    """Limit the memory that this process may use on the GPU; the bytes are given."""
     device = torch.device("cuda", torch.cuda.current_device())
     gc.collect()
     torch.cuda.empty_cache()
@@ -35,12 +37,12 @@ def nearly_full():
     limit = LIMIT_BYTES + torch.cuda.memory_reserved(device)
     torch.cuda.set_per_process_memory_fraction(limit / total, device)
     try:
-        yield
+        yield limit
     finally:
         torch.cuda.set_per_process_memory_fraction(before, device)
 
 
-def trained(backend, steps=STEPS, before=lambda: None):
+def trained(backend, steps=STEPS, before=lambda: None, loss_of=mean_square):
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Deep(LAYERS).cuda()
@@ -52,7 +54,7 @@ def trained(backend, steps=STEPS, before=lambda: None):
         before()
         return compiled(*args)
 
-    return train(module, call, [maps], mean_square, steps)
+    return train(module, call, [maps], loss_of, steps)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -100,5 +102,30 @@ def test_a_layout_beside_what_comes_between_steps_is_left():
     assert OFTEN < left.count(False) <= OFTEN + SETTLING_STEPS + 2
     assert left[-1]
     assert backend.engine.placing.note == IN_PIECES
+    for step, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert all(map(torch.equal, one, other)), f"step {step}"
+
+
+def test_between_the_calls_the_caller_can_have_what_the_layout_leaves_free():
+    """As for a figure of quality that a script computes now and then."""
+    expected = trained(same_graph)
+    lent = list[torch.Size]()
+
+    def loss_of(found):
+        graphs = [] if backend.engine is None else backend.engine.graphs
+        planned = graphs[0].planned if graphs else None
+        if not lent and planned is not None and backend.engine.placing.steps:
+            left = sum([hold.nbytes for hold in planned.layout.resume])
+            free = limit - torch.cuda.memory_allocated() - PAGES_BYTES
+            assert left > PAGES_BYTES
+            lent.append(torch.empty(free, dtype=torch.uint8, device="cuda").shape)
+        return mean_square(found)
+
+    with nearly_full() as limit:
+        backend = Backend()
+        found = trained(backend, loss_of=loss_of)
+    assert lent
+    assert backend.engine.placing.steps > 1, "the layout is used again"
+    assert backend.engine.placing.note == ""
     for step, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert all(map(torch.equal, one, other)), f"step {step}"

@@ -60,7 +60,9 @@ class Served:
 
     def serve(self):
         for position, instruction in enumerate(self.program.body):
-            self.move(position)
+            if position == self.program.boundary:
+                self.pause()
+            self.move(self.layout.moves.get(position, ()))
             action = instruction.action
             if position in self.layout.at_home:
                 self.leave(action)
@@ -90,8 +92,16 @@ class Served:
             assert last not in freed
         self.waiting.difference_update(action.writes)
 
-    def move(self, position):
-        for move in self.layout.moves.get(position, ()):
+    def pause(self):
+        """Between the calls, the caller's code can have all memory that no slot uses."""
+        self.move(self.layout.pause)
+        assert not self.pieces
+        used = sum(round_up(self.program.slots[slot].nbytes, 512) for slot in self.at)
+        assert sum(size for size, _ in self.heap.pool.free) == self.layout.nbytes - used
+        self.move(self.layout.resume)
+
+    def move(self, moves):
+        for move in moves:
             if isinstance(move, Hold):
                 assert move.nbytes > MIB
                 self.pieces[move.piece] = self.heap.malloc(move.nbytes)

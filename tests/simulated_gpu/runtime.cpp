@@ -360,14 +360,16 @@ API cudaError_t cudaProfilerStop() { return cudaSuccess; }
 // --- memory ---
 
 // Torch frees tensors while it holds Python's GIL, which the kernels need here.
-static void synchronize_without_python() {
+template <typename Work>
+static void without_python(Work wait) {
   static auto* holds = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
   static auto* leave = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
   static auto* enter = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
   void* left = holds && holds() ? leave() : nullptr;
-  cudaDeviceSynchronize();
+  wait();
   if (left) enter(left);
 }
+static void synchronize_without_python() { without_python(cudaDeviceSynchronize); }
 
 API cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   Guard lock(device().mutex);
@@ -494,7 +496,7 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return of(stream)->idle() ? cudaSuccess : cudaErrorNotReady;
 }
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  of(stream)->drain();
+  without_python([&] { of(stream)->drain(); });
   return cudaSuccess;
 }
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {

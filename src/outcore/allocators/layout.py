@@ -9,7 +9,7 @@ from outcore.allocators.best_fit import MIB
 from outcore.allocators.packing import lowest_bytes, pack
 from outcore.allocators.placed_range import MisfitError, PlacedRange
 from outcore.allocators.requests import MOST_GUEST_BYTES, Request, Requests
-from outcore.ir.layout import Layout, Move
+from outcore.ir.layout import Hold, Layout, Move, Release
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.totals import resident_bytes
@@ -93,7 +93,10 @@ def _laid(requests: Requests, offsets: Sequence[int], outside_bytes: int) -> Lay
     stretch = PlacedRange(nbytes)
     moves: dict[int, tuple[Move, ...]] = {}
     places: dict[int, int] = {}
+    between: tuple[tuple[Release, ...], tuple[Hold, ...]] = (), ()
     for position in range(len(requests.program.body)):
+        if position == requests.program.boundary:
+            between = stretch.pause()
         blocks = requests.at.get(position, ())
         if blocks:
             holes = _in_order(blocks, at)
@@ -115,6 +118,8 @@ def _laid(requests: Requests, offsets: Sequence[int], outside_bytes: int) -> Lay
         guests=frozenset(requests.guests),
         at_home=frozenset(requests.at_home),
         peak_bytes=outside_bytes + nbytes,
+        pause=between[0],
+        resume=between[1],
     )
 
 

@@ -82,6 +82,23 @@ class PlacedRange:
             self.parts[place : place + 1] = [part for part, _ in parts]
         yield from passing
 
+    def pause(self) -> tuple[tuple[Release, ...], tuple[Hold, ...]]:
+        """Release all pieces, and then hold all that is free again, the smallest part first.
+
+        Parts that are too small to be held stay free.
+        """
+        held = [part for part in self.parts if part.piece is not None]
+        released = tuple(Release(part.piece) for part in held if part.piece is not None)
+        for part in held:
+            part.piece = None
+        holds = []
+        for part, _ in self._cuts(()):
+            if part.nbytes > PYTORCH.small_most:
+                self.pieces += 1
+                part.piece = self.pieces
+                holds.append(Hold(self.pieces, part.start, part.nbytes))
+        return released, tuple(holds)
+
     def _cuts(
         self, wanted: Sequence[tuple[int, int]]
     ) -> list[tuple[_Part, list[tuple[_Part, bool]]]]:

@@ -76,7 +76,10 @@ class CudaDevice:
         """Allocate from torch's allocator, on the current stream.
 
         Under `use_deterministic_algorithms`, `torch.empty` would fill the memory by a kernel.
+        Otherwise it is better: if the allocator has to wait, other threads of Python go on.
         """
+        if not torch.are_deterministic_algorithms_enabled():
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         memory = torch.UntypedStorage(nbytes, device=self.device)  # type: ignore[no-untyped-call]  # torch leaves it so
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(memory)
 

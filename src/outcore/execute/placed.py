@@ -20,7 +20,7 @@ from outcore.errors import StepError
 from outcore.execute.device import Device, Queue
 from outcore.execute.driver import Handle, Lane
 from outcore.gauges import add_holder
-from outcore.ir.layout import Hold, Layout
+from outcore.ir.layout import Hold, Layout, Move
 
 EDGE_BYTES = 22 << 20
 """Bytes held at each end of the stretch: more than can be left free between the pages of 20 MiB
@@ -59,7 +59,7 @@ class PlacedLane:
         """Whether pieces are held now; whether the step computes on the stage, which does not
         change."""
         self._begun = False
-        """Whether the lane has tried to take the stretch."""
+        """Whether the lane has tried to take the stretch: the forward call has begun."""
         self._start = 0
         """The address of the stretch."""
         self._pieces: dict[int, torch.Tensor] = {}
@@ -132,11 +132,16 @@ class PlacedLane:
         kept += (t for t in crossing if self._is_homely(t))
         if again:
             self.let_go()
+        begun, self._begun = self._begun, True
         try:
             with self._device.on(stage):
-                if self._holds and not self._begun:
+                if self._holds and begun:
+                    self._move(self._layout.resume)
+                elif self._holds:
                     self._begin()
                 yield
+                if self._holds and not begun:
+                    self._move(self._layout.pause)
         finally:
             self._follow(self._home, stage)
             del kept
@@ -160,18 +165,8 @@ class PlacedLane:
 
     def place(self, position: int, /) -> None:
         """Make free exactly the memory that the requests of the instruction at `position` need."""
-        if not self._holds:
-            return
-        for move in self._layout.moves[position]:
-            if isinstance(move, Hold):
-                piece = self._taken(move.nbytes, self._start + move.offset)
-                if piece is None:
-                    where = f"{move.nbytes} bytes at offset {move.offset} of the layout"
-                    self._lose(where, position)
-                    return
-                self._pieces[move.piece] = piece
-            else:
-                del self._pieces[move.piece]
+        if self._holds:
+            self._move(self._layout.moves[position], position)
 
     def placed(self, slot: int, tensor: torch.Tensor, /) -> None:
         """Check that `slot` lies where the layout says; if not, release everything."""
@@ -218,9 +213,21 @@ class PlacedLane:
 
     # ---- within ---------------------------------------------------------------------------------
 
+    def _move(self, moves: Iterable[Move], position: int | None = None) -> None:
+        """Release and take pieces, for the instruction at `position` if it is one's."""
+        for move in moves:
+            if isinstance(move, Hold):
+                piece = self._taken(move.nbytes, self._start + move.offset)
+                if piece is None:
+                    where = f"{move.nbytes} bytes at offset {move.offset} of the layout"
+                    self._lose(where, position)
+                    return
+                self._pieces[move.piece] = piece
+            else:
+                del self._pieces[move.piece]
+
     def _begin(self) -> None:
         """Take the stretch and hold it."""
-        self._begun = True
         nbytes = self._layout.nbytes
         try:
             self._device.empty(nbytes + 2 * EDGE_BYTES)  # freed again at once, as one block

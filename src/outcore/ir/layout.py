@@ -38,6 +38,8 @@ class Layout:
 
     `moves`: body position -> what is held and released directly before the requests of that
     position. At these positions all requests are served from the stretch, at others none.
+    `pause`: what is released as the forward call ends, so that the caller can have it. `resume`:
+    what is held as the backward call begins.
     `positions`: slot -> the body position at which it is requested. `offsets`: slot -> where it
     lies, in bytes from the start of the stretch. `guests`: slots that outlive the program; they are
     copied out of the stretch at once. `at_home`: positions whose op makes only what outlives the
@@ -52,3 +54,5 @@ class Layout:
     guests: frozenset[int]
     at_home: frozenset[int]
     peak_bytes: int
+    pause: tuple[Release, ...] = ()
+    resume: tuple[Hold, ...] = ()
