@@ -115,9 +115,9 @@ def test_between_the_calls_the_caller_can_have_what_the_layout_leaves_free():
         graphs = [] if backend.engine is None else backend.engine.graphs
         planned = graphs[0].planned if graphs else None
         if not lent and planned is not None and backend.engine.placing.steps:
-            left = sum(int(hold.nbytes) for hold in planned.layout.resume)
+            assert planned.layout is not None
+            assert sum(hold.nbytes for hold in planned.layout.resume) > PAGES_BYTES
             free = limit - torch.cuda.memory_allocated() - PAGES_BYTES
-            assert left > PAGES_BYTES
             lent.append(torch.empty(free, dtype=torch.uint8, device="cuda").shape)
         return mean_square(found)
 
