@@ -318,6 +318,26 @@ def test_a_larger_slab_is_made_smaller(driver: QueuedDriver, device: LateDevice)
     assert host.expired()
 
 
+def test_a_small_slab_beside_a_large_one(driver: QueuedDriver, device: LateDevice) -> None:
+    """A large one would have to be requested and registered again."""
+    driver.reserve({Tier.HOST: 64 * KIB})
+    for _ in range(3):
+        driver.reserve({Tier.HOST: 8 * KIB}, keep=True)
+        lane = driver.open_lane({0: region(7 * KIB, 100)})
+        driver.reserve({Tier.HOST: 64 * KIB}, keep=True)
+        assert driver.slabs.taken_bytes == 72 * KIB
+        lane.close()
+    driver.reserve({Tier.HOST: 5 * KIB}, keep=True)  # the small one is snug enough
+    assert len(device.hosts) == 2
+
+
+def test_no_room_for_a_small_slab_beside_a_large_one(driver: QueuedDriver) -> None:
+    driver.hardware(BUDGETS)
+    driver.reserve({Tier.HOST: BUDGETS[Tier.HOST]})
+    driver.reserve({Tier.HOST: 8 * KIB}, keep=True)
+    assert driver.slabs.taken_bytes == 8 * KIB
+
+
 def test_no_more_host_memory_than_allowed(driver: QueuedDriver) -> None:
     driver.hardware(BUDGETS)
     taken = [driver.open_lane({0: region(0, 100 * KIB)}) for _ in range(2)]

@@ -220,7 +220,7 @@ class CpuDriver:
         """Return None: there is no tier behind the disk."""
         return None
 
-    def reserve(self, nbytes: Mapping[Tier, int]) -> None:
+    def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:  # noqa: ARG002 - there is no host memory to keep
         """Take the disk space of a lane now. Raises `SpillError` if the disk is full."""
         room = region_nbytes(nbytes.get(Tier.DISK, 0))
         if room:

@@ -163,16 +163,17 @@ class QueuedDriver:
             links=(*near.links, *_both_ways(Tier.DISK, tables)),
         )
 
-    def reserve(self, nbytes: Mapping[Tier, int]) -> None:
+    def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:
         """Take the host memory of a lane now, in place of unused host memory, and its disk space.
 
-        If `nbytes` does not name host memory, unused host memory stays. Raises HostMemoryError if
+        If `nbytes` does not name host memory, or with `keep`, unused host memory stays. Raises HostMemoryError if
         the budget or the system does not allow it, SpillError if the disk is full.
         """
         if nbytes.get(Tier.DISK) or self._disk is not None:
             self._staged().reserve(nbytes.get(Tier.DISK, 0))
         if Tier.HOST in nbytes:
-            self.slabs.make_ready(nbytes[Tier.HOST])
+            make_ready = self.slabs.make_ready_beside if keep else self.slabs.make_ready
+            make_ready(nbytes[Tier.HOST])
 
     def has_room(self, nbytes: Mapping[Tier, int], /) -> bool:
         """Whether host memory and disk have room for a lane. Unused host memory stays."""

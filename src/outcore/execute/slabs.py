@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -11,6 +12,10 @@ import torch
 
 from outcore.errors import HostMemoryError
 from outcore.execute.device import Device, Event
+
+
+SNUG = 2
+"""A slab this many times as large as what is needed is left to those who need more."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -110,6 +115,24 @@ class Slabs:
                 self._free.append(found)
                 return
         self.give(self.take(nbytes))
+
+    def make_ready_beside(self, nbytes: int) -> None:
+        """Have one unused slab of `nbytes` to twice as many, and keep all other unused slabs.
+
+        If that is more than the budget or the system allows, as `make_ready`.
+        """
+        with self._lock:
+            self._collect()
+            unused = [len(slab.memory) for slab in self._free]
+            if any(nbytes <= each <= SNUG * nbytes for each in unused):
+                return
+            with suppress(HostMemoryError):
+                self._check(nbytes)
+                slab = Slab(self.device.host(nbytes))
+                self._slabs.add(slab)
+                self._free.append(slab)
+                return
+        self.make_ready(nbytes)
 
     def close(self) -> None:
         """Drop all slabs; those in use by lanes are dropped when they are given back."""

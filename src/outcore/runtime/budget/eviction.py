@@ -310,7 +310,7 @@ class Eviction:
         with call(waiting, ()):  # where the call computes
             for handle in handles:
                 waiting.wait(handle)
-            self._driver.reserve({tier: stop})  # else a larger slab of another call might be taken
+            self._driver.reserve({tier: stop}, keep=True)  # not in a slab that a plan needs whole
             lane = self._driver.open_lane(regions)
             try:
                 copies = [lane.copy_out(tensor, i) for i, tensor in enumerate(chosen.values())]
@@ -338,7 +338,7 @@ class Eviction:
         """Reserve what `program` needs of the outer tiers. Raises SpillError or HostMemoryError."""
         needed = _outer_bytes(program)
         if needed:
-            self._driver.reserve(needed)
+            self._driver.reserve(needed, keep=True)
 
 
 def _outer_bytes(program: Program | None) -> dict[Tier, int]:
