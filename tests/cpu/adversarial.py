@@ -151,7 +151,7 @@ class AdversarialDriver:
         """Return None: there is no tier behind the disk."""
         return None
 
-    def reserve(self, nbytes: Mapping[Tier, int]) -> None:
+    def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:
         """Do nothing."""
 
     def has_room(self, _: Mapping[Tier, int], /) -> bool:

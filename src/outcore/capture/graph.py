@@ -22,6 +22,7 @@ from outcore.capture.fusion.fuse import INTO, STATISTICS
 from outcore.capture.nodes.call_memory import BYTES, attribute
 from outcore.capture.nodes.phases import arguments, phases
 from outcore.capture.nodes.sites import site
+from outcore.capture.nodes.storages import covered_bytes, parts_of_storages
 from outcore.errors import CaptureError
 from outcore.ir.trace import (
     Arg,
@@ -91,14 +92,32 @@ def capture(
     on the host, higher-order ops, tensor subclasses, in-place ops, or several devices (except
     scalars on the host, which ops of any device accept).
     """
-    return _Capture(joint, forward_outputs, frozenset(static_inputs)).run()
+    static = frozenset(static_inputs)
+    try:
+        return _Capture(joint, forward_outputs, static, parts_of_storages(joint)).run()
+    except _OutsideError:
+        return _Capture(joint, forward_outputs, static, {}).run()
+
+
+class _OutsideError(Exception):
+    """A view reaches beyond the part of a storage that its input covers."""
 
 
 class _Capture:
     """Walks a joint graph once and collects the parts of its Trace."""
 
-    def __init__(self, joint: GraphModule, forward_outputs: int, static: frozenset[int]) -> None:
+    def __init__(
+        self,
+        joint: GraphModule,
+        forward_outputs: int,
+        static: frozenset[int],
+        parts: Mapping[Node, range],
+    ) -> None:
         self.joint, self.forward_outputs, self.static = joint, forward_outputs, static
+        self.parts = parts
+        """Inputs that share a storage -> the bytes of it that the input's buffer stands for."""
+        self.part_of: dict[int, range] = {}
+        """The same for the ids of buffers."""
         self.buffers: list[Buffer] = []
         self.values: list[Value] = []
         self.ops: list[Op] = []
@@ -188,7 +207,7 @@ class _Capture:
         tensor = _fake(node)
         lying = torch._conj(tensor) if tensor.is_conj() else tensor
         lying = torch._neg_view(lying) if lying.is_neg() else lying
-        buffer = self._new_buffer(lying, role, name, borrowed=True)
+        buffer = self._new_buffer(lying, role, name, borrowed=True, part=self.parts.get(node))
         self._value(buffer, lying)
         self.results[node] = self._value(buffer, tensor)
 
@@ -322,15 +341,23 @@ class _Capture:
     # ---- buffers, values, arguments -------------------------------------------------------------
 
     def _new_buffer(
-        self, tensor: torch.Tensor, role: Role, name: str, *, borrowed: bool = False
+        self,
+        tensor: torch.Tensor,
+        role: Role,
+        name: str,
+        *,
+        borrowed: bool = False,
+        part: range | None = None,
     ) -> int:
-        """Add a buffer for the storage of `tensor`, and return its id."""
+        """Add a buffer for the storage of `tensor`, or for a part of it, and return its id."""
         self._check_tensor(tensor, name)
         if tensor.is_conj() or tensor.is_neg():
             raise CaptureError(reason=f"{name} is a conjugate or negative view of its memory")
         nbytes = tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):
             raise CaptureError(reason=f"the size of {name} is symbolic")
+        if part is not None:
+            self.part_of[len(self.buffers)], nbytes = part, len(part)
         if (tensor.dim() and nbytes) or tensor.device.type != "cpu":
             self.devices.add(tensor.device)
         else:
@@ -353,13 +380,19 @@ class _Capture:
         """Return the id of the Value that describes `tensor` on a buffer, added if it is new."""
         self._check_tensor(tensor, f"a view of {self.buffers[buffer].name}")
         dtype = str(tensor.dtype).removeprefix("torch.")
+        offset, part = int(tensor.storage_offset()), self.part_of.get(buffer)
+        if part is not None:
+            covered = covered_bytes(tensor)
+            if covered and (covered[0] not in part or covered[-1] not in part):
+                raise _OutsideError
+            offset -= part.start // tensor.itemsize
         value = Value(
             len(self.values),
             buffer,
             dtype,
             tuple(tensor.shape),
             tuple(tensor.stride()),
-            int(tensor.storage_offset()),
+            offset,
             tensor.is_conj(),
             tensor.is_neg(),
         )

@@ -172,7 +172,8 @@ class Driver(Protocol):
     def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:
         """Make sure that a lane can be opened that needs `nbytes` of each outer tier.
 
-        Unused host memory is dropped, unless `keep` is set and there is room for both. Raises `SpillError` (disk) or `HostMemoryError` (host memory) if there is no room.
+        Unused host memory is dropped, unless `keep` is set and there is room for both. Raises
+        `SpillError` (disk) or `HostMemoryError` (host memory) if there is no room.
         """
         ...
 

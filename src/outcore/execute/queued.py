@@ -166,8 +166,9 @@ class QueuedDriver:
     def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:
         """Take the host memory of a lane now, in place of unused host memory, and its disk space.
 
-        If `nbytes` does not name host memory, or with `keep`, unused host memory stays. Raises HostMemoryError if
-        the budget or the system does not allow it, SpillError if the disk is full.
+        If `nbytes` does not name host memory, or with `keep`, unused host memory stays. Raises
+        HostMemoryError if the budget or the system does not allow it, SpillError if the disk is
+        full.
         """
         if nbytes.get(Tier.DISK) or self._disk is not None:
             self._staged().reserve(nbytes.get(Tier.DISK, 0))

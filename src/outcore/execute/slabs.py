@@ -13,7 +13,6 @@ import torch
 from outcore.errors import HostMemoryError
 from outcore.execute.device import Device, Event
 
-
 SNUG = 2
 """A slab this many times as large as what is needed is left to those who need more."""
 

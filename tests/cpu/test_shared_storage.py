@@ -1,0 +1,102 @@
+"""Inputs that lie in one storage count as the parts that they cover, not each as all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outcore
+from outcore.capture.nodes.storages import covered_bytes
+from tests.cpu.training import inside, mean_square, same, train
+
+STEPS, PARTS, MIB = 7, 8, 1 << 20
+
+
+class Chunks(nn.Module):
+    """Sums up its arguments, each after a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(PARTS))
+
+    def forward(self, *chunks: Tensor) -> Any:
+        parts = (layer(x).tanh() for layer, x in zip(self.layers, chunks, strict=True))
+        return sum(parts)
+
+
+class Beyond(nn.Module):
+    """Reads the second half of a storage through the first half, which it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+
+    def forward(self, first: Tensor, second: Tensor) -> Any:
+        both = first.as_strided((2, *first.shape), (first.numel(), 256, 1), 0)
+        return self.layer(both[0] + both[1]).tanh() + self.layer(second).tanh()
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(PARTS)))
+
+
+def in_one_vector() -> nn.Module:
+    model = layers()
+    vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(vector, model.parameters())
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
+    return model
+
+
+def wrapped(model: nn.Module, args: list[Tensor], **options: Any) -> tuple[Any, outcore.Report]:
+    found = train(outcore.wrap(model, **options), model, args, mean_square, STEPS)
+    return found, outcore.handle(model).report()
+
+
+def expected(model: nn.Module, args: list[Tensor]) -> Any:
+    return train(model, torch.compile(model, backend="aot_eager"), args, mean_square, STEPS)
+
+
+def test_parameters_in_one_vector() -> None:
+    args = [torch.randn(4096, 256, generator=torch.Generator().manual_seed(1))]
+    found, report = wrapped(in_one_vector(), args, budget="40MiB", policy="swap-all")
+    inside(report)
+    assert report.counts.offload > 0
+    assert same(found, expected(in_one_vector(), args))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_arguments_that_are_chunks_of_one_tensor(dim: int) -> None:
+    """Across rows each chunk is a part; across columns each reaches over nearly all of it."""
+    shape = (PARTS * 512, 256) if dim == 0 else (512, PARTS * 256)
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    chunks = list(whole.chunk(PARTS, dim))
+    torch.manual_seed(0)
+    model = Chunks()
+    found, report = wrapped(model, chunks, budget="80MiB", policy="swap-all")
+    torch.manual_seed(0)
+    assert same(found, expected(Chunks(), chunks))
+    assert report.resident_bytes is not None
+    assert (report.resident_bytes < 2 * whole.nbytes + 5 * MIB) == (dim == 0)
+
+
+def test_a_view_that_reaches_beyond_its_part() -> None:
+    whole = torch.randn(1024, 256, generator=torch.Generator().manual_seed(1))
+    halves = list(whole.chunk(2))
+    torch.manual_seed(0)
+    found, _ = wrapped(Beyond(), halves, budget="30MiB", policy="swap-all")
+    torch.manual_seed(0)
+    assert same(found, expected(Beyond(), halves))
+
+
+def test_the_bytes_that_a_tensor_covers() -> None:
+    whole = torch.empty(6, 4)
+    assert covered_bytes(whole) == range(96)
+    assert covered_bytes(whole[2:4]) == range(32, 64)
+    assert covered_bytes(whole[:, 1]) == range(4, 88)
+    assert covered_bytes(whole[2, :0]) == range(32, 32)
+    assert covered_bytes(torch.empty(1).expand(5)) == range(4)
