@@ -234,6 +234,12 @@ def test_a_margin_that_is_none(given: Any) -> None:
         Backend(budget=TIGHT, drift=given)
 
 
+def test_a_number_of_percent_is_a_mistake() -> None:
+    with pytest.raises(OptionValueError, match=r'it is 25 times .* for percent write "25%"'):
+        Backend(budget=TIGHT, drift=25)
+    Backend(budget=TIGHT, drift="25%")
+
+
 def test_no_plan_is_made_while_a_call_waits_for_its_backward() -> None:
     training = Training(slow_clock)
     held = []

@@ -56,6 +56,9 @@ OVER = (
     'than there is: lower it, or use budget="auto" for what is free'
 )
 
+PERCENT_LIKE = 10, 100
+"""A number in this range as a drift is a mistake: a number of percent."""
+
 NO_DISK_BYTES = 1
 """The budget of a missing or full disk. Not 0, so that code that needs the disk tries to use it and
 reports what is wrong."""
@@ -341,7 +344,11 @@ def _drift(given: str | float | None) -> float | None:
     if given == "off":
         return None
     try:
-        return parse_part(given)
+        found = parse_part(given)
     except ValueError as error:
         reason = f'{error}; or "off"'
         raise OptionValueError(option="drift", value=given, reason=reason) from error
+    if not isinstance(given, str) and PERCENT_LIKE[0] <= found <= PERCENT_LIKE[1]:
+        reason = f'it is {found:g} times the predicted time; for percent write "{found:g}%"'
+        raise OptionValueError(option="drift", value=given, reason=reason)
+    return found
