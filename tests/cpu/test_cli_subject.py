@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,32 @@ def test_a_budget_below_the_floor_names_one_that_works(outcore, command):
     run = outcore(*command.split(), *TARGET, "--budget", "10MiB", "--policy", "search")
     assert run.exit_code == 2, run.output
     assert f"({lowest['training_budget_bytes']} bytes)" in run.stderr
+
+
+def test_a_budget_below_that_of_a_plan_names_one_that_works(outcore):
+    made = outcore("plan", "make", *TARGET, *TIGHT, "--policy", "pooch", "-o", "plan.json")
+    assert made.exit_code == 0, made.output
+    check = ("plan", "check", "plan.json", *TARGET, "--budget")
+    refused = outcore(*check, "12MiB")
+    assert refused.exit_code == 1, refused.output
+    (advised,) = re.findall(r'try "([0-9.]+MiB)"', refused.stderr)
+    assert outcore(*check, advised).exit_code == 0
+
+
+def test_percentages_are_of_the_in_core_peak(outcore):
+    (found,) = answer(outcore("floor", *TARGET, "--json"))
+    options = ("--from", "50%", "--to", "75%", "--steps", "2", "--policies", "chen-sqrt")
+    rows = answer(outcore("sweep", *TARGET, *options, "--no-bound", "--json"))
+    peak = found["in_core_peak_bytes"]
+    assert [row["budget_bytes"] for row in rows] == [peak // 2, peak * 3 // 4]
+
+
+def test_brackets_in_a_path_are_no_markup(outcore, tmp_path):
+    folder = tmp_path / "odd [" / "x]"
+    folder.mkdir(parents=True)
+    odd = (tmp_path / "train.py").rename(folder / "train.py")
+    for command in ("floor", "explain", "compare"):
+        assert f"{odd}:step" in outcore(command, f"{odd}:step", *TARGET[1:]).stdout
 
 
 @pytest.mark.parametrize("command", ["compare", "floor"])

@@ -234,9 +234,10 @@ def test_a_margin_that_is_none(given: Any) -> None:
         Backend(budget=TIGHT, drift=given)
 
 
-def test_a_number_of_percent_is_a_mistake() -> None:
+@pytest.mark.parametrize("given", [25, "25"])
+def test_a_number_of_percent_is_a_mistake(given: Any) -> None:
     with pytest.raises(OptionValueError, match=r'it is 25 times .* for percent write "25%"'):
-        Backend(budget=TIGHT, drift=25)
+        Backend(budget=TIGHT, drift=given)
     Backend(budget=TIGHT, drift="25%")
 
 

@@ -811,7 +811,7 @@ class TestSession:
         plain.load_state_dict(module.state_dict())
         more = train(module, compiled, (batch(0),), mean_square, 2)
         assert same(more, trained(plain, 2))
-        assert report.state == ooc.report().state == "in-core"
+        assert report.state == ooc.report().state == "unplanned"
         assert "closed" in report.notes[0]
 
     def test_a_backward_after_the_end(self) -> None:

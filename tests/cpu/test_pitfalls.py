@@ -513,7 +513,7 @@ class TestThreads:
         planless = step()
         # Without the running statistics, which move on with each step.
         assert same([planless[:-3]], [expected[:-3]])
-        assert backend.report().state == "in-core"
+        assert backend.report().state == "unplanned"
 
     @pytest.mark.parametrize("when", ["at first", "again"])
     def test_draws_of_another_thread_are_an_error_where_dropout_runs_again(self, when: str) -> None:
@@ -607,7 +607,7 @@ class TestThreads:
         with pytest.warns(UserWarning, match="each of its steps runs on another thread"):
             all_steps()
         assert same(seen, expected)
-        assert backend.report().state == "in-core"
+        assert backend.report().state == "unplanned"
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     def test_a_step_on_a_thread_that_idles_is_not_waited_for_in_silence(self) -> None:
@@ -634,7 +634,7 @@ class TestThreads:
         finally:
             ended.set()
             thread.join()
-        assert backend.report().state == "in-core"
+        assert backend.report().state == "unplanned"
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
     @pytest.mark.parametrize("shared", [False, True])
@@ -1070,7 +1070,7 @@ class TestCheckpointAround:
             backend, _ = self.trained(
                 1 << 30, reentrant=True, steps=Obstacle.INSIDE_BACKWARD.most + 2
             )
-        assert backend.report().state == "in-core"
+        assert backend.report().state == "unplanned"
 
 
 class Normalized(nn.Module):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.plan import Offload, make_plan
 from outcore.ir.program import Copy, Program, Slot
 from outcore.lower import lower
+from outcore.runtime.budget.eviction import Eviction
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_adversarial import POISONED, Trained
 from tests.cpu.training import same
@@ -336,6 +338,26 @@ def test_no_room_for_a_small_slab_beside_a_large_one(driver: QueuedDriver) -> No
     driver.reserve({Tier.HOST: BUDGETS[Tier.HOST]})
     driver.reserve({Tier.HOST: 8 * KIB}, keep=True)
     assert driver.slabs.taken_bytes == 8 * KIB
+
+
+def test_what_moves_does_not_take_the_only_slab_that_a_plan_fits_in(driver: QueuedDriver) -> None:
+    """The slab of the plan would do for what moves, but there is no room for two like it."""
+    driver.hardware(BUDGETS)
+    nothing: Any = None
+    eviction = Eviction(nothing, driver, nothing, nothing, nothing)
+    slot = SimpleNamespace(tier=Tier.HOST, offset=0, nbytes=600 * KIB)
+    program: Any = SimpleNamespace(slots=(slot,))
+    driver.reserve({Tier.HOST: 600 * KIB})
+    for _ in range(3):
+        tensor = torch.arange(350 * KIB // 4).float()
+        away = eviction._move(EmptyLane(), {0: tensor}, [], Tier.HOST, program)
+        assert driver.slabs.taken_bytes <= BUDGETS[Tier.HOST]
+        lane = driver.open_lane({0: region(600 * KIB - 400, 100)})
+        back, copied = away.lane.copy_in(0)
+        away.lane.wait(copied)
+        assert torch.equal(back, tensor)
+        away.lane.close()
+        lane.close()
 
 
 def test_no_more_host_memory_than_allowed(driver: QueuedDriver) -> None:

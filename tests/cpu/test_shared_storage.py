@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import outcore
+from outcore import Backend
 from outcore.capture.nodes.storages import covered_bytes
 from tests.cpu.training import inside, mean_square, same, train
 
@@ -91,6 +92,94 @@ def test_a_view_that_reaches_beyond_its_part() -> None:
     found, _ = wrapped(Beyond(), halves, budget="30MiB", policy="swap-all")
     torch.manual_seed(0)
     assert same(found, expected(Beyond(), halves))
+
+
+def test_one_view_beyond_its_part_leaves_the_other_storages_alone() -> None:
+    whole = torch.randn(1024, 256, generator=torch.Generator().manual_seed(1))
+    halves = list(whole.chunk(2))
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beyond, self.layers = Beyond(), in_one_vector()
+
+        def forward(self, first: Tensor, second: Tensor) -> Any:
+            return self.layers(self.beyond(first, second))
+
+    _, report = wrapped(Both(), halves, budget="60MiB", policy="swap-all")
+    assert report.resident_bytes is not None
+    assert report.resident_bytes < 2 * 8 * MIB + 4 * whole.nbytes, "each layer has 257 KiB"
+
+
+def test_an_empty_view_elsewhere() -> None:
+    whole = torch.randn(40, 256, generator=torch.Generator().manual_seed(1))
+
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(256, 256)
+
+        def forward(self, x: Tensor, nothing: Tensor) -> Any:
+            return self.layer(x).tanh(), nothing.as_strided((0,), (1,), 0)
+
+    module = outcore.wrap(Empty(), budget="30MiB", strict=True)
+    for _ in range(STEPS):
+        found, nothing = module(whole[:20], whole[20, :0])
+        assert nothing.shape == (0,)
+        mean_square(found).backward()
+    assert outcore.handle(module).report().state == "in-core"
+
+
+def test_parts_add_up_to_the_storage() -> None:
+    """Also where inputs cover only a part of it: the storage is held as a whole."""
+    series = torch.empty(1 << 20)
+    model = nn.Linear(64, 64)
+
+    def windows(first: Tensor, second: Tensor) -> Tensor:
+        return mean_square(model(first) + model(second))
+
+    trace = outcore.trace(windows, series[64:128], series[4096:4160])
+    inputs = {trace.values[value].buffer for value in trace.inputs}
+    borrowed = sum(trace.buffers[b].nbytes for b in inputs)
+    assert borrowed == series.nbytes + sum(p.nbytes for p in model.parameters())
+
+
+class Statistics(nn.Module):
+    """Batch norms whose running statistics lie in one vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(64) for _ in range(PARTS))
+        vector, size = torch.zeros(4 * MIB // 4), 4 * MIB // 4 // (2 * PARTS)
+        for number, norm in enumerate(self.norms):
+            for place, name in enumerate(("running_mean", "running_var")):
+                start = (2 * number + place) * size
+                setattr(norm, name, vector[start : start + 64].fill_(place))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm in self.norms:
+            x = torch.relu(norm(x))
+        return x
+
+
+def test_what_is_overwritten_is_copied_as_it_counts() -> None:
+    """Profiled steps copy it, to be able to begin again."""
+    args = [torch.randn(512, 64, generator=torch.Generator().manual_seed(1))]
+    budget = 24 * MIB
+    backend = Backend(budget=budget, policy="swap-all", strict=True)
+    module = Statistics()
+    call = torch.compile(module, backend=backend)
+    held = []
+
+    def watched(x: Tensor) -> Tensor:
+        made: Tensor = call(x)
+        assert backend.engine is not None
+        held.append(backend.engine.residency.resident_bytes())
+        return made
+
+    found = train(module, watched, args, mean_square, STEPS)
+    assert max(held) <= budget
+    assert same(found, expected(Statistics(), args))
 
 
 def test_the_bytes_that_a_tensor_covers() -> None:

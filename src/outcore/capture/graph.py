@@ -92,15 +92,20 @@ def capture(
     on the host, higher-order ops, tensor subclasses, in-place ops, or several devices (except
     scalars on the host, which ops of any device accept).
     """
-    static = frozenset(static_inputs)
-    try:
-        return _Capture(joint, forward_outputs, static, parts_of_storages(joint)).run()
-    except _OutsideError:
-        return _Capture(joint, forward_outputs, static, {}).run()
+    static, parts = frozenset(static_inputs), parts_of_storages(joint)
+    while True:
+        try:
+            return _Capture(joint, forward_outputs, static, parts).run()
+        except _OutsideError as error:  # then its inputs count as all of that storage
+            parts = {n: p for n, p in parts.items() if _storage(_fake(n)) != error.storage}
 
 
 class _OutsideError(Exception):
-    """A view reaches beyond the part of a storage that its input covers."""
+    """A view reaches beyond the part of a `storage` that its input stands for."""
+
+    def __init__(self, storage: int) -> None:
+        super().__init__(storage)
+        self.storage = storage
 
 
 class _Capture:
@@ -267,11 +272,11 @@ class _Capture:
         made = node.meta["val"]
         tensors = made if isinstance(made, list | tuple) else [made]
         bases = {
-            _fake(n).untyped_storage()._cdata: self._buffer(n)
+            _storage(_fake(n)): self._buffer(n)
             for n in node.all_input_nodes
             if isinstance(n.meta.get("val"), torch.Tensor)
         }
-        shared = [bases.get(t.untyped_storage()._cdata) for t in tensors]
+        shared = [bases.get(_storage(t)) for t in tensors]
         if any(b is None for b in shared):
             return False
         ids = [self._value(b, t) for b, t in zip(shared, tensors, strict=True) if b is not None]
@@ -383,8 +388,8 @@ class _Capture:
         offset, part = int(tensor.storage_offset()), self.part_of.get(buffer)
         if part is not None:
             covered = covered_bytes(tensor)
-            if covered and (covered[0] not in part or covered[-1] not in part):
-                raise _OutsideError
+            if covered.start < part.start or covered.stop > part.stop:
+                raise _OutsideError(_storage(tensor))
             offset -= part.start // tensor.itemsize
         value = Value(
             len(self.values),
@@ -427,6 +432,11 @@ def _fake(node: Node) -> torch.Tensor:
         reason = f"{node.name} is a {type(value).__name__}, not a tensor"
         raise CaptureError(reason=reason, site=site(node))
     return value
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """What tells the storage of `tensor` from all others."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _in_order(value: Value) -> bool:

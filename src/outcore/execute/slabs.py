@@ -116,7 +116,7 @@ class Slabs:
         self.give(self.take(nbytes))
 
     def make_ready_beside(self, nbytes: int) -> None:
-        """Have one unused slab of `nbytes` to twice as many, and keep all other unused slabs.
+        """Have one unused slab of `nbytes` to twice as many, and keep other unused slabs.
 
         If that is more than the budget or the system allows, as `make_ready`.
         """

@@ -32,7 +32,8 @@ class Report:
     policy: str
     """The spec of the policy."""
     state: str
-    """`profiling`, `planned` or `in-core`."""
+    """`planned`; `in-core` if everything fits and is kept; `profiling` before there is a plan;
+    `unplanned` if there will be none (`notes` say why) or nothing was called yet."""
     budget_bytes: int
     """The device budget; 0 while it is a fraction of a device that is not known yet."""
     graphs: int = 0

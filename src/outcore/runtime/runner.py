@@ -174,7 +174,8 @@ class Runner:
         if not self.graph.checks(executable):
             return None
         state = self.engine.driver.generator.get_state()
-        return replay_of(inputs, self.graph.captured.overwritten, state)
+        captured = self.graph.captured
+        return replay_of(captured.trace, inputs, captured.overwritten, state)
 
     def _learn(self, error: CaptureError, visit: Visit, executable: Executable) -> list[Any]:
         """Have the graph corrected; returns the inputs to begin again with."""

@@ -60,7 +60,8 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         given = backend.options
         policy = spec_text(resolve(given.policy or DEFAULT_POLICY))
         budget = _bytes_known_anywhere(given.budget)
-        return Report(policy, State.IN_CORE.value, budget, notes=tuple(backend.notes) or (NOTHING,))
+        notes = tuple(backend.notes) or (NOTHING,)
+        return Report(policy, State.UNPLANNED.value, budget, notes=notes)
     engine.close_step(early=True)
     everything = engine.registry.statuses()
     graphs = _usual(everything)
@@ -170,11 +171,10 @@ def _bytes_known_anywhere(budget: str | float | None) -> int:
 
 def _state(graphs: Sequence[GraphStatus]) -> str:
     """The state of the graphs that somebody differentiates, if there are any; else of all."""
-    order = (State.PROFILING, State.PLANNED, State.IN_CORE)
+    order = (State.PROFILING, State.PLANNED, State.IN_CORE, State.UNPLANNED)
     came_back = [g for g in graphs if g.history.latest_calls and not g.settled]
     asked = [*came_back, *(g for g in graphs if g.planned)] or graphs
-    first = min((order.index(_way(g)) for g in asked), default=2)
-    return str(order[first].value)
+    return str(min(map(_way, asked), key=order.index, default=State.UNPLANNED).value)
 
 
 def _way(graph: GraphStatus) -> State:

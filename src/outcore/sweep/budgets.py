@@ -37,11 +37,11 @@ class BudgetRange:
         the machine has, or if the ends are in the wrong order.
         """
         lowest, machine = comparison.floor().floor, comparison.machine_bytes
-        least, peak = map(comparison.budget_for, (lowest.nbytes, comparison.in_core_peak_bytes))
+        least, peak = comparison.budget_for(lowest.nbytes), comparison.in_core_peak_bytes
         if least > machine:
             raise infeasible(comparison.problem(machine), replace(lowest, nbytes=least))
         first = _read("--from", self.start, machine, least, peak)
-        last = min(peak, machine)
+        last = min(comparison.budget_for(peak), machine)
         if self.stop is not None:
             last = _read("--to", self.stop, machine, least, peak)
         if first > last:

@@ -1,10 +1,13 @@
-"""storages: which bytes of a storage each of several inputs covers, if they share it.
+"""storages: which bytes of a storage each of several inputs stands for, if they share it.
 
 Parameters may be views of one flat tensor (`vector_to_parameters`), and arguments the chunks of one
-batch. If each counted as the whole storage, a step would seem to need many times what it does.
+batch. If each counted as the whole storage, a step would seem to need many times what it does. So
+each is a buffer of its own, of a part of the storage.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.fx import GraphModule, Node
@@ -14,7 +17,7 @@ ALIGNMENT = 16
 
 
 def parts_of_storages(joint: GraphModule) -> dict[Node, range]:
-    """Inputs of a joint graph that share a storage with others -> the bytes that each covers."""
+    """Inputs of a joint graph that share a storage with others -> the bytes that each counts as."""
     sharing: dict[int, dict[Node, torch.Tensor]] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
         tensor = node.meta.get("val")
@@ -23,7 +26,20 @@ def parts_of_storages(joint: GraphModule) -> dict[Node, range]:
             if isinstance(storage.nbytes(), int):
                 sharing.setdefault(storage._cdata, {})[node] = tensor
     several = (each for each in sharing.values() if len(each) > 1)
-    return {node: _aligned(covered_bytes(t)) for each in several for node, t in each.items()}
+    return {node: part for each in several for node, part in _parts(each)}
+
+
+def _parts(sharing: Mapping[Node, torch.Tensor]) -> Iterator[tuple[Node, range]]:
+    """What each of the tensors in one storage covers, and what lies between it and the next.
+
+    If none overlap, the parts add up to the storage.
+    """
+    covered = {node: covered_bytes(tensor) for node, tensor in sharing.items()}
+    order = sorted(covered, key=lambda node: (covered[node].start, covered[node].stop))
+    starts = [covered[node].start // ALIGNMENT * ALIGNMENT for node in order]
+    starts[0], last = 0, sharing[order[0]].untyped_storage().nbytes()
+    for node, start, following in zip(order, starts, (*starts[1:], last), strict=True):
+        yield node, range(start, max(covered[node].stop, following))
 
 
 def covered_bytes(tensor: torch.Tensor) -> range:
@@ -33,7 +49,3 @@ def covered_bytes(tensor: torch.Tensor) -> range:
         return range(start, start)
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return range(start, start + (int(last) + 1) * tensor.itemsize)
-
-
-def _aligned(covered: range) -> range:
-    return range(covered.start // ALIGNMENT * ALIGNMENT, covered.stop)

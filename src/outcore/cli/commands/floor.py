@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from outcore.cli.screen import screen
@@ -44,7 +45,7 @@ def floor(
     progress, console = Console(stderr=True), screen()
     found = []
     for step in subjects(target, network, batch, hardware, states, real=real):
-        with progress.status(step.title) as status:
+        with progress.status(escape(step.title)) as status:
             comparison = step.traced_comparison(status)
             holdings = comparison.floor()
         found.append({**step.key, **_figures(comparison, holdings)})

@@ -14,7 +14,7 @@ from outcore.units import format_bytes, format_seconds, parse_size, spell_size
 
 _STATES = {
     "profiling": "Not planned yet: the first steps are being measured.",
-    "in-core": "Nothing is planned: the step runs as PyTorch runs it, with everything in memory.",
+    "unplanned": "Nothing is planned: the step runs as PyTorch runs it, with everything in memory.",
 }
 DEAR = 0.05
 """Above this fraction of a step, a page suggests another policy than recomputing."""

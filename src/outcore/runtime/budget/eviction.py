@@ -307,20 +307,37 @@ class Eviction:
         for number, tensor in enumerate(chosen.values()):
             regions[number] = _region(tensor, stop, tier)
             stop += _blocks_bytes(tensor)
+        tensors, room = list(chosen.values()), {tier: stop}
         with call(waiting, ()):  # where the call computes
             for handle in handles:
                 waiting.wait(handle)
-            self._driver.reserve({tier: stop}, keep=True)  # not in a slab that a plan needs whole
-            lane = self._driver.open_lane(regions)
             try:
-                copies = [lane.copy_out(tensor, i) for i, tensor in enumerate(chosen.values())]
-                for copy in copies:
-                    lane.wait(copy)
-                self._reserve(program)
-            except BaseException:
-                lane.close()
-                raise
+                lane = self._copied(tensors, regions, room, program, keep=True)
+            except HostMemoryError:  # a slab may be larger than what moves, and the plan's
+                lane = self._copied(tensors, regions, room, program, keep=False)
         return Away(lane, tuple(chosen), tier, sum(region.nbytes for region in regions.values()))
+
+    def _copied(
+        self,
+        tensors: Sequence[torch.Tensor],
+        regions: Mapping[int, Region],
+        room: Mapping[Tier, int],
+        program: Program | None,
+        *,
+        keep: bool,
+    ) -> Lane:
+        """A lane of `regions` with copies of `tensors`, and `room` as for `Driver.reserve`."""
+        self._driver.reserve(room, keep=keep)
+        lane = self._driver.open_lane(regions)
+        try:
+            copies = [lane.copy_out(tensor, i) for i, tensor in enumerate(tensors)]
+            for copy in copies:
+                lane.wait(copy)
+            self._reserve(program)
+        except BaseException:
+            lane.close()
+            raise
+        return lane
 
     def _room_bytes(self, graph: PlannedGraph, tier: Tier) -> int:
         """What is left of `tier` by plans of calls that may wait together with those of `graph`."""

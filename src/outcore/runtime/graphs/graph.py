@@ -182,8 +182,8 @@ class PlannedGraph:
             self.execution = None
 
     def retire(self, reason: str) -> None:
-        """Run in-core from now on, without a warning."""
-        self.status.state, self.status.reason = State.IN_CORE, reason
+        """Run in-core and unplanned from now on, without a warning."""
+        self.status.state, self.status.reason = State.UNPLANNED, reason
         self.unfollow()
         self.unprofile()
         self.retired = True

@@ -30,11 +30,16 @@ LEFT_OVER = (
 
 
 class State(Enum):
-    """The stage of a graph."""
+    """The stage of a graph.
+
+    A plan that moves something is in force (planned), or one that keeps everything (in-core), or
+    none yet (profiling), or there will be none (unplanned).
+    """
 
     PROFILING = "profiling"
     PLANNED = "planned"
     IN_CORE = "in-core"
+    UNPLANNED = "unplanned"
 
 
 MOST_STEPS_WITHOUT_BACKWARD = 4

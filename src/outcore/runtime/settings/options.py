@@ -348,7 +348,7 @@ def _drift(given: str | float | None) -> float | None:
     except ValueError as error:
         reason = f'{error}; or "off"'
         raise OptionValueError(option="drift", value=given, reason=reason) from error
-    if not isinstance(given, str) and PERCENT_LIKE[0] <= found <= PERCENT_LIKE[1]:
+    if "%" not in str(given) and PERCENT_LIKE[0] <= found <= PERCENT_LIKE[1]:
         reason = f'it is {found:g} times the predicted time; for percent write "{found:g}%"'
         raise OptionValueError(option="drift", value=given, reason=reason)
     return found

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from outcore.errors import StepError
+from outcore.ir.trace import Trace
 from outcore.runtime.step.versions import versions_of
 
 
@@ -43,16 +44,33 @@ class Replay:
 
 
 def replay_of(
-    inputs: Sequence[Any], overwritten: Collection[int], generator_state: torch.Tensor
+    trace: Trace,
+    inputs: Sequence[Any],
+    overwritten: Collection[int],
+    generator_state: torch.Tensor,
 ) -> Replay:
-    """The Replay of a forward call that is about to begin; `overwritten`: positions of inputs."""
-    copies = {index: _copy(inputs[index]) for index in overwritten}
+    """The Replay of a forward call of `trace` that is about to begin.
+
+    `overwritten`: positions of inputs.
+    """
+    values = {index: trace.values[trace.inputs[index]] for index in overwritten}
+    copies = {
+        index: _copy(inputs[index], value.offset, trace.buffers[value.buffer].nbytes)
+        for index, value in values.items()
+    }
     may_change = [inputs[index] for index in overwritten]
     return Replay(tuple(inputs), generator_state, copies, versions_of(inputs, may_change))
 
 
-def _copy(given: torch.Tensor) -> torch.Tensor:
-    """A copy of the whole storage of `given`, viewed as `given` is: views are made of it."""
-    storage: Any = given.untyped_storage()
-    whole = storage.clone()
-    return given.new_empty(0).set_(whole, given.storage_offset(), given.shape, given.stride())
+def _copy(given: torch.Tensor, offset: int, nbytes: int) -> torch.Tensor:
+    """A copy of `given` and of the memory around it that its buffer stands for.
+
+    The buffer has `nbytes`, and `given` begins `offset` items after its start. Views of other parts
+    of the buffer are made of the copy.
+    """
+    memory = given.new_empty(0, dtype=torch.uint8).set_(given.untyped_storage())
+    start = (int(given.storage_offset()) - offset) * given.itemsize
+    if start < 0:  # it lies nearer to the start than when it was captured
+        start, offset, nbytes = 0, int(given.storage_offset()), len(memory)
+    part = memory[start : start + nbytes].clone().untyped_storage()
+    return given.new_empty(0).set_(part, offset, given.shape, given.stride())

@@ -86,8 +86,10 @@ def check(  # noqa: PLR0913 - a command has as many arguments as options
             step = subject(target, network, batch, hardware, states, real=real)
             nbytes = step.budget_bytes(budget or budget_of(found))
             with Console(stderr=True).status(escape(step.title)) as status:
-                problem = step.traced_comparison(status).problem(nbytes)
-                told = f"{file}: {_checked(found, problem, str(file), strict=strict)}"
+                comparison = step.traced_comparison(status)
+                with comparison.naming_budgets(nbytes):
+                    problem = comparison.problem(nbytes)
+                    told = f"{file}: {_checked(found, problem, str(file), strict=strict)}"
     except (DigestError, InfeasibleError, VerifyError) as error:
         _say_invalid(error)
         raise typer.Exit(EXIT_INVALID) from error
