@@ -40,6 +40,9 @@ from outcore.ir.trace import (
 )
 from outcore.ir.verify import ITEM_BYTES
 
+FIXED = 3
+"""Position of the offset among the arguments of `as_strided`."""
+
 _NUMBERS = (bool, int, float)
 """Types that an op may return in addition to tensors: on CUDA, attention returns lengths. Such a
 result becomes None in the trace."""
@@ -139,6 +142,11 @@ class _Capture:
         """Ids of buffers that are scalars on the host."""
         self.unstable: set[int] = set()
         """Ids of buffers that are overwritten between the forward and the backward call."""
+        self.renewed: dict[int, int] = {}
+        """Buffers of new running statistics that a rerun would make of overwritten ones -> the op.
+        The rest of what that op makes does not depend on them."""
+        self.read: set[int] = set()
+        """Ids of buffers that results depend on which are not new running statistics."""
 
     def run(self) -> Captured:
         primals, tangents = arguments(self.joint)
@@ -165,6 +173,7 @@ class _Capture:
         boundary = len(self.ops)
         for node in backward:
             self._node(node, Phase.BACKWARD)
+        self._refuse_reruns(results[: self.forward_outputs])
         if self.scalars and not self.devices:
             self.devices.add(torch.device("cpu"))
         if len(self.devices) != 1:
@@ -250,9 +259,23 @@ class _Capture:
             return
         if aten.mutates(node.target):
             raise CaptureError(reason=f"in-place op {node.target}", site=site(node))
+        self._check_fixed(node)
         if aten.may_alias(node.target) and self._view(node):
             return
         self._op(node, node.target, phase)
+
+    def _check_fixed(self, node: Node) -> None:
+        """Raise CaptureError for a view of an input from a fixed place of its storage.
+
+        The next input may begin elsewhere in its storage, and torch's compiler does not check that.
+        """
+        if node.target is not torch.ops.aten.as_strided.default:
+            return
+        offset = node.args[FIXED] if len(node.args) > FIXED else node.kwargs.get("storage_offset")
+        source = node.args[0]
+        assert isinstance(source, Node)  # noqa: S101 - it is a tensor
+        if offset is not None and self.buffers[self._buffer(source)].borrowed:
+            raise CaptureError(reason="as_strided with an offset, of an input", site=site(node))
 
     def _wait(self, node: Node) -> None:
         """Record a wait for a collective as its argument: collectives are waited for as they run.
@@ -293,7 +316,7 @@ class _Capture:
         args = tuple(self._arg(a) for a in node.args)
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs.items())
         index = len(self.ops)
-        effects = aten.effects(op) | self._stale(node, args, kwargs)
+        effects = aten.effects(op) | self._stale(node, index, args, kwargs)
         effects |= aten.effects_on_cuda(op, node.args, node.meta.get("val"))
         if aten.draws_nothing(op, node.args, node.kwargs):
             effects -= {Effect.RANDOM}
@@ -317,18 +340,45 @@ class _Capture:
         role = Role.GRAD if phase is Phase.BACKWARD else Role.ACTIVATION
         return self._value(self._new_buffer(tensor, role, node.name), tensor)
 
-    def _stale(self, node: Node, args: Sequence[Arg], kwargs: Sequence[Any]) -> frozenset[Effect]:
+    def _stale(
+        self, node: Node, op: int, args: Sequence[Arg], kwargs: Sequence[Any]
+    ) -> frozenset[Effect]:
         """Return UNREPEATABLE if an argument is overwritten before a rerun could read it again."""
-        if not self.unstable:
-            return frozenset()
-        safe, _ = aten.statistics(str(node.target), args)
+        safe, new = aten.statistics(str(node.target), args)
         if STATISTICS in node.meta:
-            (args,), safe = args, node.meta[STATISTICS]  # type: ignore[assignment]  # one list
-        for index, arg in enumerate((*args, *(v for _, v in kwargs))):
-            read = {self._of(r) for r in refs(arg)}
-            if read & self.unstable and index not in safe:
-                return frozenset({Effect.UNREPEATABLE})
+            (args,), (safe, new) = args, node.meta[STATISTICS]  # type: ignore[assignment]  # one list
+        read, updated = set[int](), set[int]()
+        for position, arg in enumerate((*args, *(v for _, v in kwargs))):
+            buffers = {self._of(r) for r in refs(arg)}
+            (updated if position in safe else read).update(buffers)
+        self.read |= read
+        if read & self.unstable:
+            return frozenset({Effect.UNREPEATABLE})
+        if updated & (self.unstable | self.renewed.keys()):
+            made = self.results[node]
+            values = [made[i] for i in new] if isinstance(made, list) else [made] * len(new)
+            self.renewed |= {self.values[v].buffer: op for v in values if v is not None}
         return frozenset()
+
+    def _refuse_reruns(self, outputs: Sequence[Any]) -> None:
+        """Mark ops UNREPEATABLE whose new running statistics are read, and would be others.
+
+        Those that the forward call returns are held, so nothing makes them again. A random op on
+        the host in the graph of another device is marked, too: reruns restore that device's
+        generator.
+        """
+        held = {self._of(ref) for each in outputs for ref in refs(self._arg(each))}
+        again = {op for buffer, op in self.renewed.items() if buffer in self.read - held}
+        if self.devices - {torch.device("cpu")}:
+            again |= {
+                op.id
+                for op in self.ops
+                if Effect.RANDOM in op.effects
+                and any(self.values[v].buffer in self.scalars for v in op.outputs if v is not None)
+            }
+        for op in again:
+            effects = self.ops[op].effects | {Effect.UNREPEATABLE}
+            self.ops[op] = replace(self.ops[op], effects=effects)
 
     def _donation(self, index: int, given: Arg, args: Sequence[Arg], result: int | None) -> None:
         """Let the op write `result` over the argument `given`, if it reads nothing else there."""

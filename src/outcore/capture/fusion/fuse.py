@@ -33,7 +33,8 @@ from outcore.capture.nodes.sites import is_in_module
 log = logging.getLogger("outcore")
 
 STATISTICS = "outcore_statistics"
-"""Key in a node's metadata: positions of arguments that only reach new running statistics."""
+"""Key in a node's metadata: positions of running statistics among the arguments, and of the new
+ones among the results. The arguments reach only these results."""
 
 INTO = "outcore_into"
 """Key in a node's metadata: pairs (argument, result), by position: the result may be written over

@@ -99,21 +99,25 @@ class Group:
         read = (n for op in self.ops for n in op.all_input_nodes)
         return list(dict.fromkeys(n for n in read if op_of(n) not in members))
 
-    def statistics(self) -> tuple[int, ...]:
-        """Positions in `given` of running statistics that the group updates while it trains.
+    def statistics(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Running statistics that the group updates while it trains, and their new values.
 
-        Nothing else that the group makes depends on them, nor on their new values.
+        As positions in `given` and in `escaping`. Nothing else that the group makes depends on
+        them.
         """
         members, safe, other = set(self.ops), set[object](), set[object]()
+        made = set[Node]()
         for op in self.ops:
             positions, new = aten.statistics(str(op.target), op.args)
             for item in op.users:
                 taken = item.target is operator.getitem and item.args[1] in new
                 if taken and not members.isdisjoint(readers(item)):
-                    return ()
+                    return (), ()
+                made |= {item} if taken else set()
             for position, arg in enumerate((*op.args, *op.kwargs.values())):
                 (safe if position in positions else other).update(leaves(arg))
-        return tuple(i for i, n in enumerate(self.given()) if n in safe - other)
+        before = tuple(i for i, n in enumerate(self.given()) if n in safe - other)
+        return before, tuple(i for i, n in enumerate(self.escaping()) if n in made)
 
     def into(self, among: Collection[Node]) -> tuple[tuple[int, int], ...]:
         """Pairs of positions (in `given`, in `escaping`): results that may overwrite arguments.

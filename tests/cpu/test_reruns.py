@@ -1,0 +1,117 @@
+"""Ops that may not run again: what they would make anew, something would read."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import outcore
+from outcore.capture import capture
+from outcore.ir.trace import Effect
+from tests.cpu.training import mean_square, same, tight_budget, train
+
+ATEN = torch.ops.aten
+WIDTH, STEPS = 192, 9
+OUTSIDE_BYTES = 4 << 20
+"""More than what the test itself and the optimizer hold."""
+
+
+class Statistics(nn.Module):
+    """Trains running statistics, reads them, and trains them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.tanh(self.norm(self.layer(x)))
+        mean, variance = self.norm.running_mean, self.norm.running_var
+        b = torch.tanh(F.batch_norm(self.layer(a), mean, variance))
+        made: Tensor = torch.tanh(self.norm(self.layer(b)))
+        return made
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    return Statistics()
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_new_running_statistics_that_are_read_are_not_made_again(fuse: bool) -> None:
+    """The old ones are overwritten before backward, so others would be made of them."""
+    args = [torch.randn(8192, WIDTH, generator=torch.Generator().manual_seed(1))]
+    options: Any = {"policy": "recompute-all", "fuse": fuse}
+    budget = tight_budget(made(), args, mean_square, 0.5, **options) + OUTSIDE_BYTES
+
+    def trained(budget: int, policy: str) -> tuple[Any, outcore.Report]:
+        torch._dynamo.reset()
+        module = made()
+        backend = outcore.Backend(budget=budget, policy=policy, fuse=fuse, strict=True)
+        call = torch.compile(module, backend=backend)
+        return train(module, call, args, mean_square, STEPS), backend.report()
+
+    expected, _ = trained(1 << 30, "keep-all")
+    found, report = trained(budget, "recompute-all")
+    assert report.counts is not None
+    assert report.counts.recompute > 0
+    assert same(found, expected)
+
+
+def traced(step: Any, *given: Tensor) -> Any:
+    return capture(make_fx(step)(*given), 1).trace
+
+
+def test_a_number_drawn_on_the_host_is_not_drawn_again_for_another_device() -> None:
+    """Reruns restore the generator of the device, not that of the host."""
+
+    def step(x: Tensor, tangents: Tensor) -> Any:
+        number = ATEN.rand.default([], device=torch.device("cpu"))
+        noise = ATEN.rand.default([8, 8], device=x.device)
+        scaled = x * (number * 2) + noise
+        return scaled.tanh().sum(), tangents * scaled
+
+    def drawn(device: str) -> list[bool]:
+        with FakeTensorMode():
+            trace = traced(step, *(torch.empty(8, 8, device=device) for _ in range(2)))
+        draws = [op for op in trace.ops if op.target == "aten.rand.default"]
+        return [Effect.UNREPEATABLE in op.effects for op in draws]
+
+    assert drawn("cuda") == [True, False]
+    assert drawn("cpu") == [False, False]
+
+
+class Fixed(nn.Module):
+    """Reads its input from a fixed place of the storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x.as_strided((32, 64), (64, 1), 0)).tanh()
+        return made
+
+
+def test_a_view_from_a_fixed_place_of_an_input_is_not_planned() -> None:
+    """torch compiles no check of where the input begins."""
+    whole = torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
+
+    def losses(module: nn.Module) -> list[Tensor]:
+        return [mean_square(module(whole[i * 32 : i * 32 + 32])).detach() for i in range(8)]
+
+    torch.manual_seed(0)
+    plain, module = Fixed(), Fixed()
+    module.load_state_dict(plain.state_dict())
+    outcore.wrap(module, budget="1GiB")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = losses(module)
+    assert [w for w in caught if "as_strided with an offset, of an input" in str(w.message)]
+    assert same([found], [losses(plain)])
