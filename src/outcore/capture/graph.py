@@ -268,13 +268,16 @@ class _Capture:
         """Raise CaptureError for a view of an input from a fixed place of its storage.
 
         The next input may begin elsewhere in its storage, and torch's compiler does not check that.
+        If inputs overlap and one is overwritten, AOTAutograd passes all of their storage instead.
         """
         if node.target is not torch.ops.aten.as_strided.default:
             return
         offset = node.args[FIXED] if len(node.args) > FIXED else node.kwargs.get("storage_offset")
         source = node.args[0]
         assert isinstance(source, Node)  # noqa: S101 - it is a tensor
-        if offset is not None and self.buffers[self._buffer(source)].borrowed:
+        buffer, given = self.buffers[self._buffer(source)], _fake(source)
+        whole = given.is_contiguous() and given.nbytes == given.untyped_storage().nbytes()
+        if offset is not None and buffer.borrowed and not whole:
             raise CaptureError(reason="as_strided with an offset, of an input", site=site(node))
 
     def _wait(self, node: Node) -> None:
