@@ -76,10 +76,8 @@ def sweep(  # noqa: PLR0913 - a command has as many arguments as options
     from outcore.sweep import sweep as sweep_budgets  # noqa: PLC0415 - loads numpy
 
     check_one_form(as_json=as_json, as_csv=as_csv)
-    step, wanted = (
-        subject(target, network, batch, hardware, states, real=real),
-        BudgetRange(start, stop, steps),
-    )
+    step = subject(target, network, batch, hardware, states, real=real)
+    wanted = BudgetRange(start, stop, steps)
     wanted.check(step.machine.hardware.capacity(Tier.DEVICE))  # fail early, before tracing
     specs, broken = policies_of(policies)
     if plot_file is not None:
