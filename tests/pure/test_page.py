@@ -149,7 +149,7 @@ def test_the_headline_says_whether_it_fits_and_what_it_costs():
     over = replace(found, budget_bytes=4096, measured_peak_bytes=None)
     assert headline(over).startswith("Does not fit in 4 KiB: the plan needs ")
     assert "Not planned yet" in headline(Report("search", "profiling", 1 << 30))
-    assert "as PyTorch runs it" in headline(Report("search", "in-core", 1 << 30))
+    assert "as PyTorch runs it" in headline(Report("search", "unplanned", 1 << 30))
 
 
 def test_a_page_before_there_is_a_plan():
