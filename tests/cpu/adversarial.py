@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from outcore.execute.driver import CopySpan, Direction, Lane, Recorder, Region, lane_nbytes
+from outcore.execute.driver import CopySpan, Direction, Lane, OnCopy, Region, lane_nbytes
 from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Link, Tier
 
@@ -109,9 +109,9 @@ class AdversarialLane:
         memory = copy.storage[: len(place)]
         source, target = (memory, place) if copy.direction == "out" else (place, memory)
         target.copy_(source)
-        if self.driver.recorder is not None:
+        if self.driver.on_copy is not None:
             span = CopySpan(copy.direction, copy.region, 0.0, 0.0, len(place), self.key)
-            self.driver.recorder(span)
+            self.driver.on_copy(span)
 
     def _place(self, region: int) -> torch.Tensor:
         """The bytes of `region`."""
@@ -130,7 +130,7 @@ class AdversarialDriver:
         self.stream_order = stream_order
         self.generator = torch.default_generator
         self.clock = WallClock()
-        self.recorder: Recorder | None = None
+        self.on_copy: OnCopy | None = None
         self.lanes: list[AdversarialLane] = []
         """Those that are open."""
 
@@ -178,9 +178,9 @@ class AdversarialDriver:
         self.lanes.append(AdversarialLane(self, regions))
         return self.lanes[-1]
 
-    def record(self, recorder: Recorder | None) -> None:
+    def record(self, on_copy: OnCopy | None) -> None:
         """Report every copy from now on, without times."""
-        self.recorder = recorder
+        self.on_copy = on_copy
 
     def drain(self) -> None:
         """Do the promised copies of every lane, the latest lane first."""

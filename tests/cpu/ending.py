@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outcore.execute.link import Barrier, Copy, Spill
+from outcore.execute.link import Barrier, CopyJob, Spill
 
 PATIENCE_SECONDS = 20
 """A call that takes longer counts as one that never ends."""
@@ -45,7 +45,7 @@ def closes_before_each_job(spill: Spill, name: str, patch: pytest.MonkeyPatch) -
     queue = getattr(spill, name)
 
     class Closing:
-        def put(self, job: Copy | Barrier) -> None:
+        def put(self, job: CopyJob | Barrier) -> None:
             spill.close()
             queue.put(job)
 

@@ -33,7 +33,7 @@ from outcore.runtime.budget.metering import MOST_PEAK_TRIES
 from outcore.runtime.budget.registry import IDLE_STEPS
 from outcore.runtime.graphs.calls import states_bytes
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
-from outcore.runtime.step.session import Session
+from outcore.runtime.step.metered_step import MeteredStep
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -567,7 +567,7 @@ class TestClosed:
         engine.metering.forget_peak()
         for _ in range(3):
             train_on().sum().backward()
-            assert engine.metering.session is None
+            assert engine.metering.running is None
         after = backend.report()
         assert after.measured_peak_bytes is None
         assert after.measured_seconds == before.measured_seconds
@@ -710,10 +710,10 @@ class TestDropped:
         gc.collect()
         assert not backend.parameters.ids, "an id may be another's by now"
 
-    def test_sessions_do_not_outlive_their_steps(self) -> None:
+    def test_metered_steps_do_not_outlive_their_steps(self) -> None:
         def alive() -> int:
             gc.collect()
-            return sum(type(each) is Session for each in gc.get_objects())
+            return sum(type(each) is MeteredStep for each in gc.get_objects())
 
         before = alive()
         call, backend = compiled(Wide())
@@ -1009,9 +1009,9 @@ class TestMeter:
         assert large > small > 0
         backend.engine.metering.forget_peak()
         call(torch.ones(256, 64)).sum().backward()
-        assert backend.engine.metering.session is not None
+        assert backend.engine.metering.running is not None
         backend.engine.close_step()
-        assert backend.engine.metering.session is None
+        assert backend.engine.metering.running is None
         assert backend.engine.metering.peak_bytes is not None
 
     @pytest.mark.parametrize("every", [False, True])
@@ -1085,7 +1085,7 @@ class TestMeter:
             other(torch.ones(2, 8))
         assert not self.metering()
         assert backend.engine is not None
-        assert backend.engine.metering.session is None
+        assert backend.engine.metering.running is None
         report = backend.report()
         assert report.state == "in-core"
         assert report.measured_peak_bytes is not None
@@ -1103,9 +1103,9 @@ class TestMeter:
         driver: Any = backend.engine.driver
         backend.record_step()
         y = call(torch.ones(256, 64))
-        assert driver.recorder is not None
+        assert driver.on_copy is not None
         backend.close()
-        assert driver.recorder is None
+        assert driver.on_copy is None
         y.sum().backward()
 
     def evaluated(

@@ -35,8 +35,8 @@ from outcore.runtime.budget import engine as engines
 from outcore.runtime.graphs import trial as trials
 from outcore.runtime.graphs.drift import WARM_UP_STEPS, WATCHED_STEPS, Drift
 from outcore.runtime.graphs.trial import TRIAL_STEPS
-from outcore.runtime.step.session import Visit
 from outcore.runtime.step.store import Store
+from outcore.runtime.step.visit import Visit
 from outcore.simulate import simulate
 from tests.cpu.queues import LateDevice, LateEvent
 from tests.cpu.training import (
@@ -298,14 +298,14 @@ def test_a_trial_times_first_runs_and_reruns() -> None:
 def test_copies_of_a_trial_are_recorded_and_no_others() -> None:
     training = Training(slow_clock, policy="swap-all")
     training.run(UNTIL_TRIAL)
-    assert training.engine.driver.recorder is None
+    assert training.engine.driver.on_copy is None
     training.run(TRIAL_STEPS)
     training.engine.driver.drain()
     copies = list(training.graph.execution.trial.copies)
     assert {copy.direction for copy in copies} == {"out", "in"}
     assert all(isinstance(c, CopySpan) and c.stop_seconds > c.start_seconds for c in copies)
     training.run(1)
-    assert training.engine.driver.recorder is None
+    assert training.engine.driver.on_copy is None
 
 
 def test_each_graph_of_a_step_by_itself() -> None:
@@ -344,11 +344,11 @@ def test_a_trial_ends_with_its_graph() -> None:
     training.run(UNTIL_TRIAL + 1)
     driver = training.engine.driver
     assert training.graph.execution.trial is not None
-    assert driver.recorder is not None
+    assert driver.on_copy is not None
     torch._dynamo.reset()
     gc.collect()
     training.run(1)
-    assert driver.recorder is None
+    assert driver.on_copy is None
 
 
 def test_a_trial_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +359,7 @@ def test_a_trial_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
     for _ in range(6):
         training.call(batch(0))  # has no backward call
     assert training.graph.execution.trial is None
-    assert training.engine.driver.recorder is None
+    assert training.engine.driver.on_copy is None
     monkeypatch.undo()
     training.run(2 * WATCHED_STEPS + TRIAL_STEPS)
     assert training.report().replans == 1

@@ -70,7 +70,7 @@ def test_a_metered_step_that_is_left_behind_keeps_no_engine() -> None:
         call = torch.compile(module, backend=backend, dynamic=False)
         call(torch.randn(8, 64))
         assert backend.engine is not None
-        assert backend.engine.metering.session is not None
+        assert backend.engine.metering.running is not None
         made.extend((module, backend, call))
         del module, backend, call
         begun.set()

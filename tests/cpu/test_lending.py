@@ -18,8 +18,8 @@ from outcore.measure import Reading, resident_bytes
 from outcore.runtime.budget import engine
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.step import session
-from outcore.runtime.step.session import Visit
+from outcore.runtime.step import metered_step
+from outcore.runtime.step.visit import Visit
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import PROFILED_STEPS
 
@@ -53,7 +53,7 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     """For each metered step of a graph, whether it ran a plan that was lent, and its peak."""
     torch._dynamo.reset()
     gc.collect()
-    session._stop_all()  # that earlier tests left under way
+    metered_step._stop_all()  # that earlier tests left under way
     found: list[tuple[bool, int]] = []
     metered = PlannedGraph.metered
 

@@ -39,7 +39,7 @@ from outcore.ir.program import Run
 from outcore.ir.trace import Role
 from outcore.measure import resident_bytes
 from outcore.runtime.graphs.obstacle import Obstacle
-from outcore.runtime.step.session import _running
+from outcore.runtime.step.metered_step import _running
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,

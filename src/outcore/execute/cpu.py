@@ -23,13 +23,13 @@ from outcore.execute.driver import (
     FORKED,
     EmptyLane,
     Lane,
-    Recorder,
+    OnCopy,
     Region,
     fit_link,
     lane_nbytes,
     measure_link,
 )
-from outcore.execute.link import Copy, FileRoom, Spill
+from outcore.execute.link import CopyJob, FileRoom, Spill
 from outcore.execute.malloc import ResidentLimit, own_malloc, resident_bytes, trim
 from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Tier
@@ -46,7 +46,7 @@ class Watch(Protocol):
     """The part of a driver that a lane needs."""
 
     @property
-    def recorder(self) -> Recorder | None:
+    def on_copy(self) -> OnCopy | None:
         """Called with each finished copy; None if nothing records."""
         ...
 
@@ -70,18 +70,18 @@ class CpuLane(FileRoom):
     ) -> None:
         super().__init__(spill, regions, base, nbytes)
         self.driver = driver
-        self._copies: deque[Copy] = deque()
+        self._copies: deque[CopyJob] = deque()
         """Copies in order of issue. Those at the head may be done already."""
         self._residues: dict[int, int] = {}
         """Region -> address of the storage that was copied to it, modulo the alignment of
         memory."""
 
     @property
-    def recorder(self) -> Recorder | None:
+    def on_copy(self) -> OnCopy | None:
         """Called with each finished copy; None if nothing records."""
-        return self.driver.recorder
+        return self.driver.on_copy
 
-    def copy_out(self, tensor: torch.Tensor, region: int, *after: Copy) -> Copy:
+    def copy_out(self, tensor: torch.Tensor, region: int, *after: CopyJob) -> CopyJob:
         """Start to copy the storage of `tensor` to `region`, once all of `after` are done."""
         storage = tensor.untyped_storage()
         if storage.nbytes() < self.regions[region].nbytes:
@@ -89,17 +89,17 @@ class CpuLane(FileRoom):
         self.driver.check_resident()
         address = storage.data_ptr()
         self._residues[region] = address % MEMORY_ALIGNMENT_BYTES
-        copy = Copy(self, "out", region, address, storage, after)
+        copy = CopyJob(self, "out", region, address, storage, after)
         self._issue(copy)
         return copy
 
-    def copy_in(self, region: int, *after: Copy) -> tuple[torch.Tensor, Copy]:
+    def copy_in(self, region: int, *after: CopyJob) -> tuple[torch.Tensor, CopyJob]:
         """Allocate the root tensor of `region`; start to fill it once all of `after` are done."""
         if region not in self._residues:
             raise VerifyError(noun="program", rule="written before read", where=f"region {region}")
         self.driver.check_resident()
         tensor = _empty(self.regions[region], self._residues[region])
-        copy = Copy(self, "in", region, tensor.untyped_storage().data_ptr(), tensor, after)
+        copy = CopyJob(self, "in", region, tensor.untyped_storage().data_ptr(), tensor, after)
         self._issue(copy)
         return tensor, copy
 
@@ -125,7 +125,7 @@ class CpuLane(FileRoom):
         finally:  # also after an interrupt
             kept.clear()
 
-    def _issue(self, copy: Copy) -> None:
+    def _issue(self, copy: CopyJob) -> None:
         """Give `copy` to its worker. Raises SpillError if the driver is closed."""
         while self._copies and self._copies[0].kept is None:
             self._copies.popleft()
@@ -176,7 +176,7 @@ class CpuDriver:
         """How malloc was set up, for reports."""
         self.arena = own_arena()
         """The allocator that serves torch's CPU tensors, or why there is none."""
-        self.recorder: Recorder | None = None
+        self.on_copy: OnCopy | None = None
         self._resident_limit: ResidentLimit | None = None
         """Bounds resident memory if there is no arena; None: no bound."""
         self._unbound: weakref.finalize[[], CpuDriver] | None = None
@@ -246,9 +246,9 @@ class CpuDriver:
         nbytes = max(FILE_BLOCK_BYTES, lane_nbytes(regions, region_nbytes))
         return CpuLane(self, spill, regions, spill.take(nbytes), nbytes)
 
-    def record(self, recorder: Recorder | None) -> None:
-        """Report every copy from now on to `recorder`, which the worker threads call."""
-        self.recorder = recorder
+    def record(self, on_copy: OnCopy | None) -> None:
+        """Report every copy from now on to `on_copy`, which the worker threads call."""
+        self.on_copy = on_copy
 
     def ledger(self) -> Ledger | None:
         """What the arena holds now; None if there is no arena."""

@@ -81,7 +81,7 @@ class CopySpan(NamedTuple):
     """The `Lane.key` of its lane, which identifies the step."""
 
 
-Recorder: TypeAlias = Callable[[CopySpan], object]
+OnCopy: TypeAlias = Callable[[CopySpan], object]
 """Called with each finished copy, on a worker thread or by `drain`; `list.append` is enough."""
 
 
@@ -185,8 +185,8 @@ class Driver(Protocol):
         """Open a lane for one more outstanding step. Raises as `reserve` does."""
         ...
 
-    def record(self, recorder: Recorder | None) -> None:
-        """Report every copy issued from now on to `recorder`; None stops the reports."""
+    def record(self, on_copy: OnCopy | None) -> None:
+        """Report every copy issued from now on to `on_copy`; None stops the reports."""
         ...
 
     def ledger(self) -> Ledger | None:

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 import torch
 
 from outcore.execute.disk import FILE_BLOCK_BYTES, SpillFile, new_bounce, words
-from outcore.execute.driver import CopySpan, Direction, Recorder, Region
+from outcore.execute.driver import CopySpan, Direction, OnCopy, Region
 from outcore.execute.folders import in_memory
 from outcore.gauges import OWN_THREADS
 from outcore.units import format_bytes
@@ -77,7 +77,7 @@ class Throttle:
             self._sleep(self._due - now)
 
 
-class Copy:
+class CopyJob:
     """One copy: the job of a worker, and the handle that a lane returns."""
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Copy:
         region: int,
         address: int,
         kept: torch.Tensor | torch.UntypedStorage,
-        after: tuple[Copy, ...],
+        after: tuple[CopyJob, ...],
     ) -> None:
         self.lane: FileRoom | None = lane
         """The lane of the copy; None once the copy is done."""
@@ -171,10 +171,10 @@ class Copy:
         for moved in call(self.address, nbytes, offset, bounce, throttle.chunk_bytes):
             throttle.moved(moved)
             lane.check_open()
-        if lane.recorder is not None:
+        if lane.on_copy is not None:
             stop = time.perf_counter()
             span = CopySpan(self.direction, self.region, start, stop, nbytes, lane.key)
-            lane.recorder(span)
+            lane.on_copy(span)
 
 
 def dropped() -> CancelledError:
@@ -200,7 +200,7 @@ class Barrier:
         self.done.release()
 
 
-_Queue: TypeAlias = SimpleQueue[Copy | Barrier]
+_Queue: TypeAlias = SimpleQueue[CopyJob | Barrier]
 
 
 def _serve(queue: _Queue, throttle: Throttle, onward: _Queue | None) -> None:
@@ -209,7 +209,7 @@ def _serve(queue: _Queue, throttle: Throttle, onward: _Queue | None) -> None:
     last = False
     while not last:
         job = queue.get()
-        if isinstance(job, Copy):
+        if isinstance(job, CopyJob):
             job.run(bounce, throttle)
         else:
             last = job.last
@@ -247,7 +247,7 @@ class Spill:
         """Whether this thread can wait for a worker: it is neither a worker nor in a fork."""
         return threading.current_thread() not in self.threads and os.getpid() == self.pid
 
-    def put(self, copy: Copy) -> None:
+    def put(self, copy: CopyJob) -> None:
         """Give `copy` to the worker of its direction. Raises SpillError if the file is closed."""
         (self.out if copy.direction == "out" else self.into).put(copy)
         # Check only now: `close` may run at any moment, on another thread or on this one (a
@@ -304,7 +304,7 @@ class FileRoom:
         return id(self)
 
     @property
-    def recorder(self) -> Recorder | None:
+    def on_copy(self) -> OnCopy | None:
         """Called with each finished copy; None if nothing records."""
         return None
 
@@ -317,7 +317,7 @@ class FileRoom:
         if not self._open or self._spill.closed:
             raise dropped()
 
-    def wait(self, handle: Copy) -> None:
+    def wait(self, handle: CopyJob) -> None:
         """Return once the copy is done. Raises `SpillError` if it failed or was dropped."""
         with handle.done:
             pass

@@ -28,7 +28,7 @@ from outcore.execute.driver import (
     Lane,
     LinkTable,
     LinkTables,
-    Recorder,
+    OnCopy,
     Region,
     fit_link,
     lane_nbytes,
@@ -97,7 +97,7 @@ class QueuedDriver:
         """The device and the host, as `hardware` described them last."""
         self.links: QueueLinks | None = None
         """The measured links; None if not measured yet, or if there is nothing to move."""
-        self._recorder: Recorder | None = None
+        self._on_copy: OnCopy | None = None
         """Called with each finished copy; None: copies are not recorded."""
         self._base: tuple[Event, float] | None = None
         """An event and its time by `time.perf_counter`: the times of copies are relative to it."""
@@ -232,14 +232,14 @@ class QueuedDriver:
             raise StepError(reason=FORKED)
         return self._disk
 
-    def record(self, recorder: Recorder | None) -> None:
-        """Report every copy from now on to `recorder`, when `drain` is called.
+    def record(self, on_copy: OnCopy | None) -> None:
+        """Report every copy from now on to `on_copy`, when `drain` is called.
 
         Of a copy to a disk, only its half to the host is reported; copies from a disk are not.
         """
         self.drain()
-        self._recorder = recorder
-        if recorder is not None:
+        self._on_copy = on_copy
+        if on_copy is not None:
             queue = self.device.current()
             base = self.device.event(timed=True)
             self.device.record(base, queue)
@@ -248,7 +248,7 @@ class QueuedDriver:
 
     def timed_event(self, queue: Queue) -> Event | None:
         """Record a timed event in `queue`; None if nothing records copies."""
-        if self._recorder is None:
+        if self._on_copy is None:
             return None
         event = self.device.event(timed=True)
         self.device.record(event, queue)
@@ -297,13 +297,13 @@ class QueuedDriver:
         for queue in (self.device.out, self.device.into):
             self.device.finish(queue)
         spans, self._spans = self._spans, []
-        if self._recorder is None or self._base is None:
+        if self._on_copy is None or self._base is None:
             return
         base, zero = self._base
         for direction, region, start, stop, nbytes, lane in spans:
             began = zero + self.device.seconds(base, start)
             ended = zero + self.device.seconds(base, stop)
-            self._recorder(CopySpan(direction, region, began, ended, nbytes, lane))
+            self._on_copy(CopySpan(direction, region, began, ended, nbytes, lane))
 
     def close(self) -> None:
         """Wait for the copies and release memory; that of lanes when they are closed."""

@@ -39,7 +39,7 @@ from outcore.execute.driver import (
     measure_link,
 )
 from outcore.execute.handles import NOTHING, DiskCopiesBefore, QueuedCopy
-from outcore.execute.link import Copy, FileRoom, Spill, Throttle
+from outcore.execute.link import CopyJob, FileRoom, Spill, Throttle
 from outcore.execute.slabs import Slabs
 from outcore.ir.hardware import STAGING_BUFFERS, staging_bytes
 
@@ -102,7 +102,7 @@ class Stages:
         return buffer
 
 
-class Away(Copy):
+class Away(CopyJob):
     """The second half of a copy out: from a buffer, once it is filled, to the disk."""
 
     __slots__ = ("arrived", "buffer", "stages")
@@ -124,7 +124,7 @@ class Away(Copy):
         super()._end()
 
 
-class Back(Copy):
+class Back(CopyJob):
     """A copy in: from the disk to a buffer, and on to the device by its queue."""
 
     __slots__ = ("handle", "mark", "stages")
@@ -172,9 +172,9 @@ class StagedLane(FileRoom):
         self._lanes = disk.lanes
         self._known = {"out": NOTHING, "in": NOTHING, "compute": NOTHING}
         """Per queue, the disk copies that come before its next command."""
-        self._away: list[Copy] = []
+        self._away: list[CopyJob] = []
         """Copies to the disk, in order of issue."""
-        self._back: list[tuple[Copy, QueuedCopy]] = []
+        self._back: list[tuple[CopyJob, QueuedCopy]] = []
         """Copies from the disk with their handles, in order of issue."""
         self._settled = 0
         """How many copies from the disk the host has waited for."""
@@ -296,7 +296,7 @@ class StagedDisk:
 class _FromMemory:
     """Opens lanes between host memory and the file."""
 
-    recorder = None
+    on_copy = None
 
     def __init__(self, spill: Spill) -> None:
         self.spill = spill

@@ -21,9 +21,9 @@ from outcore.measure import says_memory
 from outcore.runtime.budget.placing import call, give
 from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.step.replay import Replay, replay_of
-from outcore.runtime.step.session import Visit
 from outcore.runtime.step.store import Store
 from outcore.runtime.step.versions import versions_of
+from outcore.runtime.step.visit import Visit
 
 
 class Runner:

@@ -16,9 +16,10 @@ from outcore.runtime.budget.registry import IDLE_STEPS, Registry
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.obstacle import Obstacle
-from outcore.runtime.step.session import Interlude, Session, in_backward, metered_elsewhere
+from outcore.runtime.step.metered_step import MeteredStep, in_backward, metered_elsewhere
+from outcore.runtime.step.visit import Interlude
 
-LONGEST_SESSION = 1024
+LONGEST_STEP = 1024
 """Forward calls after which a metered step is ended: a call that never comes back keeps it open."""
 
 MOST_PEAK_TRIES = 8
@@ -26,7 +27,7 @@ MOST_PEAK_TRIES = 8
 
 
 class Metering:
-    """Runs one session (a metered step) at a time.
+    """Meters one step at a time.
 
     Either graphs in the step are profiled, or all are planned and its peak is measured.
     """
@@ -40,7 +41,7 @@ class Metering:
     ) -> None:
         self._device, self._registry, self._residency = device, registry, residency
         self._observer = observer
-        self.session: Session | None = None
+        self.running: MeteredStep | None = None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -92,135 +93,135 @@ class Metering:
 
         If metering is impossible, `leader.unmetered` gets the reason.
         """
-        if self.session is not None:
+        if self.running is not None:
             return
         steps, meter = self._registry.steps, open_meter(self._device)
         resident = self._residency.resident_bytes()
         paused = WeakMethod(self._observer.paused)
-        session = Session(ref(leader), resident, steps.calls, steps.number, meter, paused)
-        begun = session.start()
+        metered = MeteredStep(ref(leader), resident, steps.calls, steps.number, meter, paused)
+        begun = metered.start()
         if not begun and in_backward():
             leader.unmetered(Obstacle.INSIDE_BACKWARD)
         elif not begun and metered_elsewhere():
             leader.unmetered(Obstacle.METERED_ELSEWHERE)
         elif not begun:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
-        self.session = session if begun else None
+        self.running = metered if begun else None
         leader.status.peak_tries += begun and leader.planned is not None
 
     def note_call(self, graph: PlannedGraph) -> bool:
         """Note a forward call of `graph`; returns whether it is its first in a metered step."""
-        session = self.session
-        if session is None or id(graph.status) in session.called:
+        metered = self.running
+        if metered is None or id(graph.status) in metered.called:
             return False
-        session.called.add(id(graph.status))
+        metered.called.add(id(graph.status))
         return True
 
     def end(
         self, *, whole: bool = True, beside: PlannedGraph | None = None, early: bool = False
     ) -> bool:
-        """End the session, if there is one and this thread is not inside a backward call.
+        """Stop metering, if a step is metered and this thread is not inside a backward call.
 
-        `whole`: the session covered one whole step. Returns whether it did and all graphs in it
+        `whole`: one whole step was metered. Returns whether it did and all graphs in it
         were settled. `beside`: the graph that begins the next step; it does not count.
         `early`: more may come before the next step.
         """
-        session = self.session
-        if session is None or in_backward():
+        metered = self.running
+        if metered is None or in_backward():
             return False
-        self.session = None
-        leader = session.leader()
-        if leader is not None and not session.here():
+        self.running = None
+        leader = metered.leader()
+        if leader is not None and not metered.here():
             leader.unmetered(Obstacle.OTHER_THREADS)
-        came_through = [visit.owner() for visit in session.visits]
-        session.stop()
-        if leader is not None and session.lost:
+        came_through = [visit.owner() for visit in metered.visits]
+        metered.stop()
+        if leader is not None and metered.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
-        settled = whole and self._registry.settled(session.step, beside)
-        counts = whole and self._registry.follow_plans(session.step, beside)
-        for graph in came_through if counts and session.peak_bytes is not None else ():
+        settled = whole and self._registry.settled(metered.step, beside)
+        counts = whole and self._registry.follow_plans(metered.step, beside)
+        for graph in came_through if counts and metered.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
                 status = graph.status
-                status.peak_bytes = session.peak_bytes
+                status.peak_bytes = metered.peak_bytes
                 if settled:
-                    known = (status.after_bytes, session.after_bytes)
+                    known = (status.after_bytes, metered.after_bytes)
                     status.after_bytes = max(n for n in known if n is not None)
                     status.after_is_whole = not early
         return settled
 
     def mark(self) -> int:
         """The time, in ns of the wall clock. The meter can be read for this time later."""
-        if self.session is not None:
-            self.session.meter.mark()
+        if self.running is not None:
+            self.running.meter.mark()
         return time.time_ns()
 
     def enter(self) -> int:
         """The time as a call begins or comes back. Notes the interlude if calls are outstanding."""
-        session, now = self.session, self.mark()
-        if session is None:
+        metered, now = self.running, self.mark()
+        if metered is None:
             return now
         stores = self._registry.stores.all()
-        if stores and session.left:
+        if stores and metered.left:
             waiting = Counter(store.visit.owner for store in stores)
             private = sum(store.private_bytes for store in stores)
             latest = stores[-1].visit.owner
-            session.interludes.append(Interlude(session.left, now, waiting, latest, private))
+            metered.interludes.append(Interlude(metered.left, now, waiting, latest, private))
         return now
 
     def leave(self) -> int:
         """The time as a call ends."""
         now = self.mark()
-        if self.session is not None:
-            self.session.left = now
+        if self.running is not None:
+            self.running.left = now
         return now
 
     def called(self, caller: PlannedGraph) -> bool:
-        """End the session if the forward call of `caller` that now begins starts a new step.
+        """Stop metering if the forward call of `caller` that now begins starts a new step.
 
-        It does if `caller` leads the session, or is another size of its leader. The session also
-        ends if the leader is inactive or never comes back; then it was no whole step. Returns as
+        It does if `caller` leads the metered step, or is another size of its leader. Metering also
+        stops if the leader is inactive or never comes back; then it was no whole step. Returns as
         `end`.
         """
-        session = self.session
-        if session is None:
+        metered = self.running
+        if metered is None:
             return False
-        leader = session.leader()
+        leader = metered.leader()
         # Some call may be outstanding at all times.
-        enough = len(session.visits) >= self._registry.many_returns
+        enough = len(metered.visits) >= self._registry.many_returns
         if leader is caller and (enough or not self._registry.awaits(caller)):
             # Under torch.utils.checkpoint, backward calls the forward of each block again.
-            return bool(session.visits or not under_checkpoint()) and self.end()
-        over = session.here() and bool(session.visits)
+            return bool(metered.visits or not under_checkpoint()) and self.end()
+        over = metered.here() and bool(metered.visits)
         over = over and (enough or not self._registry.awaits())
         if over and _is_other_size(caller, leader):
             return self.end(beside=caller)
-        overlong = self._registry.steps.calls - session.calls > LONGEST_SESSION
+        overlong = self._registry.steps.calls - metered.calls > LONGEST_STEP
         if overlong or leader not in self._registry.active():
             self.end(whole=False)
         return False
 
     def close_step(self, *, early: bool = False) -> bool:
-        """End the session if its step is over: the backward of every active graph has run.
+        """Stop metering if the step is over: the backward of every active graph has run.
 
         In the middle of a step this does nothing. `early`: for a report, before whose next forward
         call an optimizer's step may come. A profiled step is then left to go on, and a planned one
         is metered once more for what comes after its backward calls. Returns as `end`.
         """
-        session = self.session
-        if session is None or not session.here() or self._registry.awaits():
+        metered = self.running
+        if metered is None or not metered.here() or self._registry.awaits():
             return False
-        if early and not self._registry.settled(session.step):
+        if early and not self._registry.settled(metered.step):
             return False
-        return self._all_came_through(session) and self.end(early=early)
+        return self._all_came_through(metered) and self.end(early=early)
 
-    def _all_came_through(self, session: Session) -> bool:
-        observed = {visit.owner() for visit in session.visits}
+    def _all_came_through(self, metered: MeteredStep) -> bool:
+        observed = {visit.owner() for visit in metered.visits}
         return all(
-            g in observed or self._is_absent(g, session, observed) for g in self._registry.active()
+            g in observed or self._is_absent(g, metered, observed) for g in self._registry.active()
         )
 
     def _is_absent(
-        self, graph: PlannedGraph, session: Session, observed: Collection[object]
+        self, graph: PlannedGraph, metered: MeteredStep, observed: Collection[object]
     ) -> bool:
         """Whether a step can be over without `graph`.
 
@@ -230,7 +231,7 @@ class Metering:
         if graph.planned is None and graph.status.settled:
             return True
         others = (g for g in observed if isinstance(g, PlannedGraph))
-        uncalled = graph.status.history.last_step < session.step
+        uncalled = graph.status.history.last_step < metered.step
         return uncalled and any(_is_other_size(graph, other) for other in others)
 
 

@@ -10,8 +10,8 @@ from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.calls import counted_bytes, gradient_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.profiling import Profiling
-from outcore.runtime.step.session import Interlude, Visit
 from outcore.runtime.step.store import Store
+from outcore.runtime.step.visit import Interlude, Visit
 
 
 class Observer:

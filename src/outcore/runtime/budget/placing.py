@@ -80,7 +80,7 @@ class Placing:
             return driver.open_lane(executable.regions)
         if layout is not self._layout:
             self._layout, self._lost = layout, 0
-        holds = self._metering.session is None and not len(self._stores)
+        holds = self._metering.running is None and not len(self._stores)
         holds = holds and not self.is_in_vain(layout)
         told = partial(self._told, trace, executable.program)
         lane = driver.open_placed_lane(executable.regions, layout, told, holds=holds)

@@ -8,7 +8,7 @@ from outcore.runtime.budget.steps import Steps
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin
 from outcore.runtime.graphs.status import GraphStatus
-from outcore.runtime.step.session import in_backward
+from outcore.runtime.step.metered_step import in_backward
 from outcore.runtime.step.store import Stores
 
 IDLE_STEPS = 4

@@ -24,8 +24,8 @@ from outcore.runtime.conduct.first_steps import FirstSteps
 from outcore.runtime.conduct.planned_steps import PlannedSteps
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin, weights_of
-from outcore.runtime.step.session import Visit
 from outcore.runtime.step.store import Store
+from outcore.runtime.step.visit import Visit
 from outcore.units import format_bytes
 
 
@@ -55,7 +55,7 @@ class Conductor:
             engine.metering.begin(graph)  # does nothing if another graph has begun the meter
         elif execution is not None and executable is execution.executable:
             executable = self._planned_steps.recorded(execution)
-        if graph.planned is not None and engine.metering.session is not None:
+        if graph.planned is not None and engine.metering.running is not None:
             engine.observer.metered(graph, inputs)
         return executable
 
@@ -133,7 +133,7 @@ class Conductor:
         if execution and (recording := execution.recording_by(executable)):
             execution.end_recording(graph, recording, visit)
             return
-        session = self.engine.metering.session
+        metered = self.engine.metering.running
         elsewhere = visit.thread is not threading.current_thread()
         visit.ran = executable
         if elsewhere and self.engine.device.type == "cpu":
@@ -142,8 +142,8 @@ class Conductor:
                     "its backward runs on another thread than its forward, and cannot be metered"
                 )
                 graph.give_up(CaptureError(reason=reason))
-        elif session is not None and session.sees(visit):
-            session.visits.append(visit)
+        elif metered is not None and metered.sees(visit):
+            metered.visits.append(visit)
             if profiling is not None and graph.times(executable):
                 profiling.timed_steps += 1  # another graph may be metered for many steps
         elif execution and executable is execution.executable and visit.once:

@@ -112,4 +112,4 @@ class PlannedSteps:
         return recorder.begin(graph, graph.planned)
 
     def _busy(self) -> bool:
-        return self.engine.trials.busy or self.engine.metering.session is not None
+        return self.engine.trials.busy or self.engine.metering.running is not None

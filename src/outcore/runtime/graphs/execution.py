@@ -11,7 +11,7 @@ from outcore.runtime.graphs.drift import Watch
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.recording import Recording
 from outcore.runtime.graphs.trial import Trial
-from outcore.runtime.step.session import Visit
+from outcore.runtime.step.visit import Visit
 
 if TYPE_CHECKING:  # a graph holds its execution
     from outcore.runtime.graphs.graph import PlannedGraph

@@ -24,7 +24,7 @@ from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.graphs.recording import Recorder
 from outcore.runtime.graphs.status import GraphStatus, State
 from outcore.runtime.graphs.trial import Trials
-from outcore.runtime.step.session import Visit
+from outcore.runtime.step.visit import Visit
 
 STILL_PROFILED = (
     "outcore cannot plan a graph yet: {reason}; until some steps run without it, all steps are "

@@ -20,7 +20,7 @@ from outcore.ir.trace import Phase, Ref, Trace
 from outcore.measure import Reading, Stopwatch
 from outcore.runtime.graphs.calls import nbytes_of
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.step.session import Visit
+from outcore.runtime.step.visit import Visit
 
 TIMED_STEPS = 3
 """Timed calls (forward and backward) before planning, after those that are checked and metered.

@@ -18,7 +18,7 @@ import torch
 from outcore.errors import StepError
 from outcore.execute import Executable, Lane
 from outcore.ir.hardware import Tier
-from outcore.runtime.step.session import Visit
+from outcore.runtime.step.visit import Visit
 
 Owner: TypeAlias = weakref.ref[Any]
 """The graph of a forward call, weakly."""

@@ -1,4 +1,4 @@
-"""Session: meters one training step with the allocator's counters.
+"""MeteredStep: meters one training step with the allocator's counters.
 
 The meter begins with the first forward call that wants it. It ends with the next forward call of
 the same graph, or of the same graph at another size, so it sees the whole step, with what is
@@ -14,77 +14,14 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from outcore.gauges import Moment
 from outcore.measure import Meter, Reading
-from outcore.runtime.step.call_tensors import CallTensors
-from outcore.runtime.step.pause import Pause
-from outcore.runtime.step.replay import Replay
-
-
-class Metered(Protocol):
-    """What receives the readings of a session: a graph."""
-
-    def metered(self, reading: Reading, visit: Visit) -> None:
-        """Take the reading of the step that `visit` belongs to."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Interlude:
-    """A stretch in which no call ran and some were outstanding; ns of the wall clock."""
-
-    start: int
-    stop: int
-    waiting: Mapping[weakref.ref[Any], int]
-    """Graph of the outstanding calls -> their number."""
-    latest: weakref.ref[Any]
-    """The graph of the outstanding call that began last."""
-    private_bytes: int
-    """Bytes that the outstanding calls alone hold."""
-
-
-@dataclass(slots=True)
-class Visit:
-    """One forward call and its backward call. Times are ns of the wall clock; 0: not yet."""
-
-    owner: weakref.ref[Metered]
-    replay: Replay | None = None
-    returns: int = 0
-    """Backward calls that the engine had counted as the forward call began."""
-    thread: threading.Thread = field(default_factory=threading.current_thread)
-    """The thread of the forward call."""
-    forward_stop: int = 0
-    backward_start: int = 0
-    backward_stop: int = 0
-    pause: Pause | None = None
-    """What was held as a timed forward call ended. None for others, and once `Observer.waited` has
-    used it."""
-    call_tensors: CallTensors | None = None
-    """What the forward call was given and returned. None unless its ops were timed, or it met
-    outstanding calls that were new."""
-    work: list[tuple[Moment, Moment]] = field(default_factory=list)
-    """Start and stop on the device by the driver's clock: of the forward call, then of backward
-    calls."""
-    ran: object = None
-    """The executable that ran the latest of its backward calls."""
-    evicted: bool = False
-    """Whether something was moved away while it waited (`Eviction`): its times do not count."""
-    away_bytes: int = 0
-    """How much more of what calls hold is away as the backward call begins than as the forward call
-    ended."""
-
-    @property
-    def once(self) -> bool:
-        """Whether its backward ran exactly once so far; with `retain_graph` it may run again."""
-        _, *backward = self.work
-        return len(backward) == 1
+from outcore.runtime.step.visit import Interlude, Visit
 
 
 def in_backward() -> bool:
@@ -92,8 +29,8 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-_running: dict[threading.Thread, Session] = {}
-"""Thread -> its session under way. At most one of these threads is alive, because a process can run
+_running: dict[threading.Thread, MeteredStep] = {}
+"""Thread -> its metered step. At most one of these threads is alive, because a process can run
 one profiler at a time, and the counters of a device have one peak."""
 
 _starting = threading.Lock()
@@ -109,39 +46,39 @@ def metered_elsewhere() -> bool:
 
 
 class _Farewell:
-    """Ends the session of a thread that ends before its step does, if no other thread can end it.
+    """Ends the meter of a thread that ends before its step does, if no other thread can end it.
 
     A profiler that is left running crashes the process at exit.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, step: MeteredStep) -> None:
+        self.metered = step
 
     def __del__(self) -> None:
-        session = self.session
-        if session.meter.running and threading.get_ident() == session.thread.ident:
-            session.meter.stop()
-            _running.pop(session.thread, None)
+        metered = self.metered
+        if metered.meter.running and threading.get_ident() == metered.thread.ident:
+            metered.meter.stop()
+            _running.pop(metered.thread, None)
 
 
 @dataclass(slots=True)
-class Session:
+class MeteredStep:
     """A running meter, its leader (the graph that began it, weakly), and what was seen so far."""
 
     leader: weakref.ref[Any]
     resident_bytes: int
     calls: int
-    """The engine's count of forward calls as the session began."""
+    """The engine's count of forward calls as the meter began."""
     step: int
     """The number of the engine's step at that time."""
     meter: Meter
     paused: weakref.WeakMethod[Any]
     """Takes, for each graph with outstanding calls, the most that was held in an interlude: that
     graph, the interlude, the outstanding calls by graph, and a function that gives the bytes. Held
-    weakly: a session that only its own thread may end can outlive its engine."""
+    weakly: a metered step that only its own thread may end can outlive its engine."""
     thread: threading.Thread = field(default_factory=threading.current_thread)
     ending: threading.RLock = field(default_factory=threading.RLock)
-    """Held while the session ends: a report may end it too, and so may the garbage collector."""
+    """Held while the meter ends: a report may end it too, and so may the garbage collector."""
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
     interludes: list[Interlude] = field(default_factory=list)
@@ -151,29 +88,29 @@ class Session:
     """When the latest call ended; 0: none did."""
     peak_bytes: int | None = None
     """The step's device peak, everything counted, up to the last backward call. None until the
-    session ends."""
+    meter ends."""
     lost: bool = False
-    """Whether the session ended and its meter had nothing to report."""
+    """Whether the meter ended and had nothing to report."""
     after_bytes: int | None = None
-    """The device peak from the last backward call until the session ends: usually that of the
-    optimizer's step. None until the session ends."""
+    """The device peak from the last backward call until the meter ends: usually that of the
+    optimizer's step. None until the meter ends."""
     ends: weakref.finalize[..., Any] | None = None
-    """Ends the session when its leader is freed."""
+    """Ends the meter when its leader is freed."""
 
     def start(self) -> bool:
-        """Begin to meter; False if that is impossible. Sessions left over are ended first."""
+        """Begin to meter; False if that is impossible. Metered steps left over are ended first."""
         if in_backward():
             return False
-        for thread, session in list(_running.items()):
+        for thread, step in list(_running.items()):
             if thread is self.thread or not thread.is_alive():
-                session.stop()
+                step.stop()
         with _starting:
             begun = not metered_elsewhere() and self.meter.start()
             if begun:
                 _running[self.thread] = self
                 _local.farewell = None if self.meter.anywhere else _Farewell(self)
         leader = self.leader()
-        if begun and leader is not None:  # once it is gone, no call of it will end the session
+        if begun and leader is not None:  # once it is gone, no call of it will end the meter
             self.ends = weakref.finalize(leader, self.stop)
             self.ends.atexit = False
         return begun
@@ -186,13 +123,13 @@ class Session:
         return self.resident_bytes + reading.peak_bytes(interlude.start, interlude.stop)
 
     def here(self) -> bool:
-        """Whether this thread may end the session."""
+        """Whether this thread may end the meter."""
         return self.meter.anywhere or threading.current_thread() is self.thread
 
     def stop(self) -> None:
         """End, and hand the reading to the visits whose backward call is over.
 
-        From a thread that may not end the session nothing can be read, and this does nothing.
+        From a thread that may not end the meter nothing can be read, and this does nothing.
         """
         if not self.here() or in_backward():
             return
@@ -239,7 +176,7 @@ class Session:
 
 @atexit.register
 def _stop_all() -> None:
-    """End all sessions: a profiler that runs while the interpreter exits crashes it."""
-    for session in list(_running.values()):
-        session.visits.clear()
-        session.stop()
+    """End all metered steps: a profiler that runs while the interpreter exits crashes it."""
+    for step in list(_running.values()):
+        step.visits.clear()
+        step.stop()
