@@ -26,7 +26,6 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 import outcore
-from outcore import call_wrapper
 from outcore.capture.compiler.compat import SETTINGS_OF_THREADS
 from outcore.errors import (
     BudgetError,
@@ -38,6 +37,7 @@ from outcore.errors import (
     WrapError,
 )
 from outcore.runtime.budget.engine import Engine
+from outcore.wrapping import call_wrapper, compiled, notes
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -53,7 +53,7 @@ STEPS = PROFILED_STEPS + 2
 TIGHT: dict[str, Any] = {"budget": "2MiB", "policy": "swap-all"}
 """A budget too small to keep everything of `Small`."""
 LIMITED = pytest.mark.skipif(
-    "recompile_limit" not in call_wrapper._apart(),
+    "recompile_limit" not in compiled._apart(),
     reason="before 2.13 torch takes no limit from us",
 )
 
@@ -411,7 +411,7 @@ class TestWrap:
     def test_past_the_most_recompiles_it_runs_plainly(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 2)
+        monkeypatch.setattr(compiled, "MOST_COMPILED", 2)
         module = outcore.wrap(Named(), "1GiB")
         for name in "ab":
             module(torch.ones(2, 4), name).sum().backward()
@@ -421,13 +421,13 @@ class TestWrap:
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.steps.calls == 2
-        assert outcore.handle(module).notes == [call_wrapper.UNSEEN]
+        assert outcore.handle(module).notes == [notes.UNSEEN]
 
     @LIMITED
     def test_past_the_most_recompiles_there_is_an_error_where_that_is_strict(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 1)
+        monkeypatch.setattr(compiled, "MOST_COMPILED", 1)
         module = outcore.wrap(Named(), "1GiB", strict=True)
         module(torch.ones(2, 4), "a").sum().backward()
         for name in "bc":
@@ -458,7 +458,7 @@ class TestWrap:
                 y: Tensor = self.expert(torch.ones(2, 4), self.name)
                 return y.sum() + x.sum()
 
-        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 3)
+        monkeypatch.setattr(compiled, "MOST_COMPILED", 3)
         module = outcore.wrap(Mixed(), "1GiB", strict=strict)
         raised: list[str] = []
         with warnings.catch_warnings(record=True) as told:
@@ -473,7 +473,7 @@ class TestWrap:
         assert len(raised) == strict
         found = [text for text in (*raised, *warned) if "called in more ways" in text]
         assert len(found) == 1
-        assert call_wrapper.UNSEEN not in outcore.handle(module).notes
+        assert notes.UNSEEN not in outcore.handle(module).notes
 
     @LIMITED
     def test_a_limit_that_the_first_call_reaches_is_told(
@@ -491,7 +491,7 @@ class TestWrap:
                     y = y + self.expert(x, name)
                 return y.sum()
 
-        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 2)
+        monkeypatch.setattr(compiled, "MOST_COMPILED", 2)
         module = outcore.wrap(Experts(), "1GiB")
         with pytest.warns(UserWarning, match="a part of the model was called in more ways"):
             module(torch.ones(2, 4)).backward()
@@ -528,7 +528,7 @@ class TestWrap:
         assert said.removeprefix("outcore: ") in notes
 
     def test_evaluation_uses_up_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(call_wrapper, "MOST_COMPILED", 2)
+        monkeypatch.setattr(compiled, "MOST_COMPILED", 2)
         module = outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True)
         plain = copy.deepcopy(module)
         for n in range(1, 6):
@@ -542,7 +542,7 @@ class TestWrap:
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """torch before 2.13: models do not share a limit there either."""
-        monkeypatch.setattr(call_wrapper, "_apart", dict)
+        monkeypatch.setattr(compiled, "_apart", dict)
         most = torch._dynamo.config.recompile_limit
         modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]
         for module in modules:

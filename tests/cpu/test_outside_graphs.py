@@ -14,9 +14,9 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses import FakeTensorMode
 
 import outcore
-from outcore.call_wrapper import CALLS_TO_WAIT
 from outcore.errors import NotEngagedError
-from outcore.outside_graphs import UnseenModules, own, pieces
+from outcore.wrapping.call_wrapper import CALLS_TO_WAIT
+from outcore.wrapping.outside_graphs import UnseenModules, own, pieces
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
 
 STEPS = PROFILED_STEPS + 4

@@ -10,13 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outcore"
 MAY_IMPORT_TORCH = {
-    "outside_graphs",
     "runtime",
     "api",
     "aten",
     "preflight",
     "capture",
-    "call_wrapper",
     "wrapping",
     "execute",
     "integrations",

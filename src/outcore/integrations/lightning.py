@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from outcore.call_wrapper import WRAPPERS
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
 from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.wrapping import Session
+from outcore.wrapping.call_wrapper import WRAPPERS
 
 try:
     # One library under two names, each with its own classes.

@@ -2,105 +2,44 @@
 
 from __future__ import annotations
 
-import inspect
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
-from types import FunctionType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet, finalize, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import OptimizedModule
-from torch._dynamo.eval_frame import remove_from_cache
-from torch._dynamo.utils import counters
-from torch.fx import GraphModule
-from torch.nn.modules import module as _module
 
-from outcore.capture import (
-    is_recurrent,
-    must_run_uncompiled,
-    noticing_hooks,
-    recurrent_apart,
-)
+from outcore.capture import must_run_uncompiled
 from outcore.errors import InfeasibleError, NotEngagedError
-from outcore.outside_graphs import UncalledModel, UnseenModules, own, pieces
 from outcore.runtime.backend import Backend
+from outcore.wrapping import compiled
+from outcore.wrapping.compiled import Call, Compiled, run_plain
+from outcore.wrapping.notes import (
+    ALONE,
+    OTHERS,
+    RAN_UNCOMPILED,
+    UNCALLED,
+    UNCOMPILED,
+    UNSEEN,
+    UNSEEN_PART,
+    listed,
+)
+from outcore.wrapping.outside_graphs import UncalledModel, UnseenModules, own, pieces
 
 M = TypeVar("M", bound=nn.Module)
-Call = Callable[..., Any]
-
-RAN_UNCOMPILED = (
-    "a call inside a transform (torch.func, forward-mode AD), a dispatch mode (such as a FLOP "
-    "counter or fake tensors) or torch.jit.trace ran as plain PyTorch: the budget does not cover it"
-)
-
-UNCALLED = (
-    "parameters of {model} get gradients although {model} itself is not called: it runs as plain "
-    "PyTorch, and the budget does not cover it. If it was compiled after outcore.wrap, by "
-    "torch.compile or its compile(), leave that out: outcore compiles it. If the training loop "
-    "calls other methods of it, wrap the modules that these call, in one outcore.session"
-)
-
-OTHERS = (
-    "outcore: also wrapped, each with a budget of its own: {names}. This budget counts what they "
-    "hold: wrap models that train together in one outcore.session, and unwrap those that are done"
-)
-
-UNSEEN = (
-    "a training call reached no graph: torch.compile ran it as plain PyTorch, as it does once it "
-    "has compiled a function too often, and the budget does not cover it. "
-    "TORCH_LOGS=recompiles,graph_breaks shows why"
-)
-
-UNSEEN_PART = (
-    "a part of the model was called in more ways than torch.compile compiles: further ones run as "
-    "plain PyTorch, and the budget does not cover them. TORCH_LOGS=recompiles shows what differs "
-    "between calls"
-)
-
-UNCOMPILED = (
-    "torch.compile does not compile the code that calls {names}: they run as plain PyTorch, and "
-    "the budget does not cover them. TORCH_LOGS=graph_breaks shows why"
-)
-
-ALONE = (
-    "parts of the model are compiled separately, each as one or more graphs, because torch.compile "
-    "does not compile the code that calls them: {names}. TORCH_LOGS=graph_breaks shows why"
-)
 
 CALLS_TO_WAIT = 16
 """Calls after the first training call in which a model that brought no graph may yet be compiled in
 parts. A step, with its backward, should end within so many."""
 
-MOST_NAMED = 3
-"""Modules that a note names; it counts the others."""
-
 LOOKS = 2
 """Training steps whose backward shows which parameters no graph has. The second one looks again,
 after more has been compiled."""
 
-LIMIT = "Dynamo recompile limit exceeded"
-"""Prefix of torch's counter for functions that it compiles no more."""
-
 CALLERS = 7
 """Stack levels from where a wrapper warns to where its model is called."""
-
-NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-"""Folders of code that torch never compiles by itself."""
-
-MOST_COMPILED = 64
-"""How often torch compiles a function of a wrapped model: other sizes do not count, other constants
-do. Calls that differ further run uncompiled.
-
-Before torch 2.13 this limit cannot be passed to torch.compile. There the limit is
-torch._dynamo.config.recompile_limit, 8.
-"""
 
 
 class CallWrapper:
@@ -129,20 +68,12 @@ class CallWrapper:
             backend.parameters.lookers.add(self)
         self._unseen: UnseenModules | None = None
         """Finds out, in the backward of a training call, which parameters no graph has."""
-        self._skipped = type(model) in SKIPPED
-        """Whether torch failed to compile code of its calls, up to the first training call."""
+        self._compiled = Compiled(model, backend)
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, because the model as a whole is not."""
         self._model = ref(model)
         self._uncalled = None if inner else UncalledModel(model, partial(_tell_uncalled, ref(self)))
         """Watches for gradients up to the first call."""
-        self._is_recurrent: bool | None = None
-        """Whether graphs should end at recurrent layers; None before the first call."""
-        self._traced = FunctionType(_run.__code__.replace(), globals(), _run.__name__)
-        self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
-        # torch keeps what it compiled with the code, and that holds the engine. So it is removed
-        # when this wrapper dies.
-        finalize(self, remove_from_cache, self._traced).atexit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, compiled if there may be something to plan.
@@ -163,13 +94,13 @@ class CallWrapper:
             self._unseen, known = None, _known(model)
             plain = self._take_in(model, unseen.end(model, known))
             if plain and not self._told:
-                self._note_unseen(model, UNCOMPILED.format(names=_listed(plain)))
-        trained, seen, limits = self.trained, _seen(self.backend), _limits()
+                self._note_unseen(model, UNCOMPILED.format(names=listed(plain)))
+        trained, seen, limits = self.trained, _seen(self.backend), compiled.limits()
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
         self._look(model)
         if seen < _seen(self.backend):
-            if limits < _limits():
+            if limits < compiled.limits():
                 self._note_unseen(model, UNSEEN_PART)
         elif trained and model.training and not self._told:
             if not self.calls_to_wait:
@@ -215,19 +146,10 @@ class CallWrapper:
             self._note(model, UNCALLED.format(model=type(model).__name__), aloud=True)
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the module as torch compiles it, with recurrent layers kept out of graphs."""
-        if self._is_recurrent is None:
-            self._is_recurrent = is_recurrent(model)
-        traced = counters["frames"]["total"]
         try:
-            apart = recurrent_apart() if self._is_recurrent else nullcontext()
-            with apart, noticing_hooks():
-                return self._run(model, _hooks(model), *args, **kwargs)
-        except BaseException as error:
-            if counters["frames"]["total"] > traced:
-                self._trace_anew(error)
-            if isinstance(error, InfeasibleError):
-                self._name_others(error)
+            return self._compiled(model, args, kwargs)
+        except InfeasibleError as error:
+            self._name_others(error)
             raise
 
     def _name_others(self, error: InfeasibleError) -> None:
@@ -236,19 +158,9 @@ class CallWrapper:
         engines = ((model, each.backend.engine) for model, each in WRAPPERS.items())
         others = [(m, e) for m, e in engines if e is not None and e is not engine]
         names = [type(m).__name__ for m, e in others if engine is None or e.device == engine.device]
-        note = OTHERS.format(names=_listed(sorted(names)))
+        note = OTHERS.format(names=listed(sorted(names)))
         if names and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
-
-    def _trace_anew(self, error: BaseException) -> None:
-        """Make torch forget the code that it was tracing when `error` was raised.
-
-        Otherwise torch would never try to compile that code again.
-        """
-        remove_from_cache(self._traced)
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if not frame.f_code.co_filename.startswith(NOT_TRACED):
-                reset_code(frame.f_code)
 
     def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
         """Compile separately the modules at the paths `plain`, which ran in no graph.
@@ -257,12 +169,12 @@ class CallWrapper:
         caller uncompiled. Returns the paths of modules that this does not help.
         """
         self.calls_to_wait = 0
-        alone = pieces(model, plain) if self._skipped else {}
+        alone = pieces(model, plain) if self._compiled.skipped else {}
         alone = {name: module for name, module in alone.items() if module not in WRAPPERS}
         for module in alone.values():
             self.inner.add(install_wrapper(module, self.backend, owns=False, inner=True))
         if alone:
-            self._note(model, ALONE.format(names=_listed(list(alone))), aloud=False)
+            self._note(model, ALONE.format(names=listed(list(alone))), aloud=False)
         return [] if alone else plain
 
     def _note_uncompiled(self, model: nn.Module) -> None:
@@ -287,51 +199,29 @@ class CallWrapper:
     def _run_uncompiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.backend.engine is not None:
             self.backend.engine.close_step()  # otherwise the meter would keep running
-        return _run(model, "", *args, **kwargs)
+        return run_plain(model, "", *args, **kwargs)
 
     def _until_trained(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module; after the first training call, check whether it brought anything."""
         backend = self.backend
-        calls, notes, skipped = calls_of(backend), len(backend.notes), _skipped()
+        calls, notes, skipped = calls_of(backend), len(backend.notes), compiled.skipped()
         results = self._run_compiled(model, args, kwargs)
         self._noted |= len(backend.notes) > notes
-        if _skipped() > skipped:
-            self._skipped = True
-            SKIPPED.add(type(model))
+        if compiled.skipped() > skipped:
+            self._compiled.take_skipped(model)
         idle = calls_of(backend) == calls
         # Frozen for a while, as by Lightning's `toggle_optimizer`: that is no training call.
         is_frozen = idle and self._trains and not _trains(model)
         if model.training and not is_frozen:
             self.trained = True
-            parts = own(model, _compiled_by_others(model)) if idle and self._skipped else []
+            skips = idle and self._compiled.skipped
+            parts = own(model, _compiled_by_others(model)) if skips else []
             self.calls_to_wait = CALLS_TO_WAIT if pieces(model, parts) else 0
             self._told = idle and not self.calls_to_wait
             if self._told and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)
         return results
 
-
-class _Weakly:
-    """A Backend as torch sees it: torch keeps backends forever, so this holds it only weakly."""
-
-    __name__ = "outcore"
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = ref(backend)
-
-    def __repr__(self) -> str:
-        """Return the name that torch shows in its messages."""
-        return self.__name__
-
-    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
-        backend = self._backend()
-        assert backend is not None  # noqa: S101 - the wrapper that is being called holds it
-        return backend(module, example_inputs)
-
-
-SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
-"""Classes of models with code that torch failed to compile: before torch 2.13 it tries only once
-for all instances of a class."""
 
 WRAPPERS: WeakKeyDictionary[nn.Module, CallWrapper] = WeakKeyDictionary()
 """Wrapped module -> its wrapper."""
@@ -352,17 +242,6 @@ def _seen(backend: Backend) -> int:
 def _trains(model: nn.Module) -> bool:
     """Whether `model` has parameters to train."""
     return any(p.requires_grad for p in model.parameters())
-
-
-def _limits() -> int:
-    """How many times torch refused to compile a function once more."""
-    return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
-
-
-def _skipped() -> int:
-    """How many pieces of code torch failed to compile, usually for a graph break in a loop."""
-    frames = counters["frames"]
-    return frames["total"] - frames["ok"]
 
 
 def _known(model: nn.Module) -> set[int] | None:
@@ -390,58 +269,9 @@ def is_compiled(module: nn.Module) -> bool:
     return set_ or isinstance(module, OptimizedModule)
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
 def calls_of(backend: Backend) -> int:
     """How many forward calls with a backward the Backend's graphs have had."""
     return 0 if backend.engine is None else backend.engine.steps.calls
-
-
-def _apart() -> dict[str, Any]:
-    """Return options for torch.compile: recompiles count apart from those of other models.
-
-    Before torch 2.13, torch compiles at most eight times for all models with parts of one class.
-    """
-    known = inspect.signature(torch.compile).parameters
-    if "recompile_limit" not in known:
-        return {}
-    return {"isolate_recompiles": True, "recompile_limit": MOST_COMPILED}
-
-
-def _run(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Run a module: torch compiles this function, but no module of torch.nn by itself.
-
-    `hooks`: the module's hooks (`_hooks`), which are compiled with it. torch checks an argument
-    that is read, but before 2.13 not whether hooks were added later (`noticing_hooks`).
-    """
-    str(hooks)
-    return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
-
-
-_HOOKS_OF_ALL = (
-    _module._global_forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
-    _module._global_forward_hooks,  # noqa: SLF001 - as above
-    _module._global_backward_pre_hooks,  # noqa: SLF001 - as above
-    _module._global_backward_hooks,  # noqa: SLF001 - as above
-)
-
-
-def _hooks(model: nn.Module) -> str:
-    """Return the hooks that a call of `model` runs, by the ids that torch gives them.
-
-    They include those that were registered for all modules.
-    """
-    held = (
-        *_HOOKS_OF_ALL,
-        model._forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
-        model._forward_hooks,  # noqa: SLF001 - as above
-        model._backward_pre_hooks,  # noqa: SLF001 - as above
-        model._backward_hooks,  # noqa: SLF001 - as above
-    )
-    return ";".join(",".join(map(str, each)) for each in held) if any(held) else ""
 
 
 def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = False) -> M:

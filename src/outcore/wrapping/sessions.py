@@ -1,4 +1,4 @@
-"""wrapping: put outcore around a model, in place, or around a part of a notebook."""
+"""sessions: wrap a model in place, or all models of a session under one budget."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from weakref import WeakSet
 
 from torch import nn
 
-from outcore.call_wrapper import WRAPPERS, calls_of, install_wrapper, is_compiled, remove_wrapper
 from outcore.errors import NotEngagedError, WrapError
 from outcore.explain import Explanation
 from outcore.report import Report
 from outcore.runtime.backend import Backend
 from outcore.runtime.settings.options import Keywords
+from outcore.wrapping.call_wrapper import (
+    WRAPPERS,
+    calls_of,
+    install_wrapper,
+    is_compiled,
+    remove_wrapper,
+)
 
 M = TypeVar("M", bound=nn.Module)
 

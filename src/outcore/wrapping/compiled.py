@@ -1,0 +1,160 @@
+"""compiled: run the calls of one module as torch compiles them, and count what it did not."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from weakref import WeakSet, finalize, ref
+
+import torch
+from torch import nn
+from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo.eval_frame import remove_from_cache
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+from torch.nn.modules import module as _module
+
+from outcore.capture import is_recurrent, noticing_hooks, recurrent_apart
+from outcore.runtime.backend import Backend
+
+Call = Callable[..., Any]
+
+LIMIT = "Dynamo recompile limit exceeded"
+"""Prefix of torch's counter for functions that it compiles no more."""
+
+NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+"""Folders of code that torch never compiles by itself."""
+
+MOST_COMPILED = 64
+"""How often torch compiles a function of a wrapped model: other sizes do not count, other constants
+do. Calls that differ further run uncompiled.
+
+Before torch 2.13 this limit cannot be passed to torch.compile. There the limit is
+torch._dynamo.config.recompile_limit, 8.
+"""
+
+SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
+"""Classes of models with code that torch failed to compile: before torch 2.13 it tries only once
+for all instances of a class."""
+
+
+class Compiled:
+    """The calls of one module, compiled by torch for a Backend."""
+
+    def __init__(self, model: nn.Module, backend: Backend) -> None:
+        self.skipped = type(model) in SKIPPED
+        """Whether torch failed to compile code of the calls."""
+        self._is_recurrent: bool | None = None
+        """Whether graphs should end at recurrent layers; None before the first call."""
+        self._traced = FunctionType(run_plain.__code__.replace(), globals(), run_plain.__name__)
+        self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
+        # torch keeps what it compiled with the code, and that holds the engine. So it is removed
+        # when this dies.
+        finalize(self, remove_from_cache, self._traced).atexit = False
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module, with recurrent layers kept out of graphs. Raises what it raises."""
+        if self._is_recurrent is None:
+            self._is_recurrent = is_recurrent(model)
+        traced = counters["frames"]["total"]
+        try:
+            apart = recurrent_apart() if self._is_recurrent else nullcontext()
+            with apart, noticing_hooks():
+                return self._run(model, _hooks(model), *args, **kwargs)
+        except BaseException as error:
+            if counters["frames"]["total"] > traced:
+                self._trace_anew(error)
+            raise
+
+    def take_skipped(self, model: nn.Module) -> None:
+        """Note that torch failed to compile code of a call."""
+        self.skipped = True
+        SKIPPED.add(type(model))
+
+    def _trace_anew(self, error: BaseException) -> None:
+        """Make torch forget the code that it was tracing when `error` was raised.
+
+        Otherwise torch would never try to compile that code again.
+        """
+        remove_from_cache(self._traced)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if not frame.f_code.co_filename.startswith(NOT_TRACED):
+                reset_code(frame.f_code)
+
+
+class _Weakly:
+    """A Backend as torch sees it: torch keeps backends forever, so this holds it only weakly."""
+
+    __name__ = "outcore"
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = ref(backend)
+
+    def __repr__(self) -> str:
+        """Return the name that torch shows in its messages."""
+        return self.__name__
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
+        backend = self._backend()
+        assert backend is not None  # noqa: S101 - the wrapper that is being called holds it
+        return backend(module, example_inputs)
+
+
+def limits() -> int:
+    """How many times torch refused to compile a function once more."""
+    return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
+
+
+def skipped() -> int:
+    """How many pieces of code torch failed to compile, usually for a graph break in a loop."""
+    frames = counters["frames"]
+    return frames["total"] - frames["ok"]
+
+
+def _apart() -> dict[str, Any]:
+    """Return options for torch.compile: recompiles count apart from those of other models.
+
+    Before torch 2.13, torch compiles at most eight times for all models with parts of one class.
+    """
+    known = inspect.signature(torch.compile).parameters
+    if "recompile_limit" not in known:
+        return {}
+    return {"isolate_recompiles": True, "recompile_limit": MOST_COMPILED}
+
+
+def run_plain(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Run a module: torch compiles this function, but no module of torch.nn by itself.
+
+    `hooks`: the module's hooks (`_hooks`), which are compiled with it. torch checks an argument
+    that is read, but before 2.13 not whether hooks were added later (`noticing_hooks`).
+    """
+    str(hooks)
+    return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+_HOOKS_OF_ALL = (
+    _module._global_forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
+    _module._global_forward_hooks,  # noqa: SLF001 - as above
+    _module._global_backward_pre_hooks,  # noqa: SLF001 - as above
+    _module._global_backward_hooks,  # noqa: SLF001 - as above
+)
+
+
+def _hooks(model: nn.Module) -> str:
+    """Return the hooks that a call of `model` runs, by the ids that torch gives them.
+
+    They include those that were registered for all modules.
+    """
+    held = (
+        *_HOOKS_OF_ALL,
+        model._forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
+        model._forward_hooks,  # noqa: SLF001 - as above
+        model._backward_pre_hooks,  # noqa: SLF001 - as above
+        model._backward_hooks,  # noqa: SLF001 - as above
+    )
+    return ";".join(",".join(map(str, each)) for each in held) if any(held) else ""
