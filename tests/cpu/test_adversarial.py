@@ -49,7 +49,7 @@ class Trained:
         assert planned is not None
         everything = 1 << 60
         self.graph.execution = PlannedExecution(planned, executable, foreseen_bytes=everything)
-        self.graph.status.steps = 0
+        self.graph.status.times.steps = 0
 
     @property
     def program(self) -> Program:

@@ -876,7 +876,7 @@ class TestSeveralGraphs:
         planned = [s.planned for s in statuses if s.planned]
         mean = sum(s * p.predicted.seconds for s, p in zip(shares, planned, strict=True))
         assert report.predicted_seconds == pytest.approx(mean)
-        took = [s.measured_seconds(clock) or 0.0 for s in statuses]
+        took = [s.times.seconds(clock) or 0.0 for s in statuses]
         assert report.measured_seconds == pytest.approx(
             sum(s * t for s, t in zip(shares, took, strict=True))
         )
@@ -895,7 +895,7 @@ class TestSeveralGraphs:
         assert backend.report().measured_seconds is not None
         assert backend.engine is not None
         *_, last = backend.engine.registry.statuses()
-        last.recent_work.clear()
+        last.times.recent.clear()
         assert backend.report().measured_seconds is None
 
     def test_a_last_batch_of_another_size_is_no_part_of_a_step(self) -> None:
@@ -1005,7 +1005,7 @@ class TestMeter:
         for rows in (256, 128) * (PROFILED_STEPS + 2):
             call(torch.ones(rows, 64)).sum().backward()
         assert backend.engine is not None
-        large, small = (s.peak_bytes or 0 for s in backend.engine.registry.statuses())
+        large, small = (s.peaks.step_bytes or 0 for s in backend.engine.registry.statuses())
         assert large > small > 0
         backend.engine.metering.forget_peak()
         call(torch.ones(256, 64)).sum().backward()
@@ -1043,12 +1043,12 @@ class TestMeter:
 
         plain = trained(range(0))
         found = trained(range(99) if every else range(PROFILED_STEPS + 1, PROFILED_STEPS + 2))
-        assert plain.after_bytes is not None
-        assert found.after_bytes is not None
-        assert found.after_is_whole != every
-        assert every or found.after_bytes == plain.after_bytes
+        assert plain.peaks.after_bytes is not None
+        assert found.peaks.after_bytes is not None
+        assert found.peaks.after_is_whole != every
+        assert every or found.peaks.after_bytes == plain.peaks.after_bytes
         assert found.after_beyond_bytes == plain.after_beyond_bytes > 0
-        assert found.peak_bytes == plain.peak_bytes
+        assert found.peaks.step_bytes == plain.peaks.step_bytes
 
     def test_a_shape_that_did_not_run_yet_counts_for_nothing(self) -> None:
         torch._dynamo.reset()

@@ -410,13 +410,13 @@ def test_the_plan_stays_where_the_better_one_finds_no_room(monkeypatch: pytest.M
 def test_a_step_that_goes_back_twice_counts_once(retain: bool) -> None:
     training = Training(nothing)
     training.run(PLANNED)
-    before = training.graph.status.steps
+    before = training.graph.status.times.steps
     loss = mean_square(training.call(batch(0)))
     if retain:
         loss.backward(retain_graph=True)
     loss.backward()
-    assert training.graph.status.steps == before + 1
-    assert all(len(work) == 2 for work in training.graph.status.recent_work)
+    assert training.graph.status.times.steps == before + 1
+    assert all(len(work) == 2 for work in training.graph.status.times.recent)
 
 
 class TickingDevice(LateDevice):

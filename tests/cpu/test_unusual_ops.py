@@ -20,7 +20,7 @@ from outcore import Backend
 from outcore.capture.compiler.tracing import as_kernels
 from outcore.report import Report
 from outcore.runtime.budget.plans import Plans
-from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
+from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, Returns
 from tests.cpu.training import PROFILED_STEPS, mean_square, same, tight_budget, train
 
 STEPS = PROFILED_STEPS + 3
@@ -438,13 +438,13 @@ def test_a_backward_is_checked_however_late_it_comes(dropped: int) -> None:
     assert backend.report().state == "in-core", "it has a plan, although few calls come back"
 
 
-def has_one_without_backward(status: GraphStatus) -> bool:
-    return status.steps_without_backward >= 1
+def has_one_without_backward(returns: Returns) -> bool:
+    return returns.missing >= 1
 
 
 def test_a_call_that_begins_anew_is_one_without_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would run a program for calls that nobody differentiates."""
-    monkeypatch.setattr(GraphStatus, "undifferentiated", property(has_one_without_backward))
+    monkeypatch.setattr(Returns, "ceased", property(has_one_without_backward))
     programs = []
     forward_only = Plans.forward_only_program
 

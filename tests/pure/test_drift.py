@@ -134,8 +134,8 @@ class Interrupting:
 def test_times_are_asked_while_steps_go_on():
     status = GraphStatus()
     for step in range(WATCHED_STEPS):
-        status.note(((0, 1), (2, 3)))
+        status.times.note(((0, 1), (2, 3)))
         status.history.came_back(step, 0)
     clock: Any = Interrupting(status)
-    assert status.measured_seconds(clock) == 2
+    assert status.times.seconds(clock) == 2
     assert status.drift(clock, WATCHED_STEPS) is None, "there is no plan"

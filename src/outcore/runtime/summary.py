@@ -235,7 +235,7 @@ def _measured_seconds(clock: Clock, parts: list[Part]) -> float | None:
     """Measured seconds of a step; None if one of its graphs has not run under its plan."""
     found = 0.0
     for part in parts:
-        seconds = part.status.measured_seconds(clock)
+        seconds = part.status.times.seconds(clock)
         if seconds is None:
             return None
         found += part.step.often * seconds
@@ -380,7 +380,7 @@ def _drift_note(status: GraphStatus, clock: Clock, margin: float | None) -> str:
         f"{past.drift}: planned again with measured times: {plan}, predicted "
         f"{format_seconds(after)} instead of {format_seconds(before)}"
     )
-    measured = status.measured_seconds(clock)
+    measured = status.times.seconds(clock)
     if measured is not None:
         text += f", measured {format_seconds(measured)}"
     return text + "; this differs too, but outcore does not plan it again" * drifts

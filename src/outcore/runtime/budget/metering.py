@@ -49,7 +49,7 @@ class Metering:
 
         None if no such step was metered.
         """
-        known = (s.peak_bytes for s in self._registry.statuses())
+        known = (s.peaks.step_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
 
     @property
@@ -58,7 +58,7 @@ class Metering:
 
         Or to a report before that, if each of them ended with one. None if none was metered.
         """
-        known = (s.after_bytes for s in self._registry.statuses())
+        known = (s.peaks.after_bytes for s in self._registry.statuses())
         return max((nbytes for nbytes in known if nbytes is not None), default=None)
 
     def wants_peak(self, graph: PlannedGraph) -> bool:
@@ -68,8 +68,8 @@ class Metering:
         for it in vain. Nor if a graph that ran lately is still profiled: the peak would not count,
         and metering would keep that graph from being timed.
         """
-        status = graph.status
-        if status.after_is_whole or status.peak_tries >= MOST_PEAK_TRIES:
+        peaks = graph.status.peaks
+        if peaks.after_is_whole or peaks.tries >= MOST_PEAK_TRIES:
             return False
         since = self._registry.steps.number - IDLE_STEPS
         recent = (g for g in self._registry.active() if g.status.history.last_step >= since)
@@ -80,13 +80,13 @@ class Metering:
     def forget_peak(self) -> None:
         """Forget all metered peaks, so that steps are metered for them again: they have changed."""
         for status in self._registry.known():
-            status.peak_bytes, status.after_bytes, status.after_is_whole = None, None, False
+            status.peaks.forget()
         self.renew_tries()
 
     def renew_tries(self) -> None:
         """Allow `MOST_PEAK_TRIES` more steps to be metered for peaks: there is another graph."""
         for status in self._registry.known():
-            status.peak_tries = 0
+            status.peaks.tries = 0
 
     def begin(self, leader: PlannedGraph) -> None:
         """Meter the step that begins with `leader`, unless a step is metered already.
@@ -107,7 +107,7 @@ class Metering:
         elif not begun:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         self.running = metered if begun else None
-        leader.status.peak_tries += begun and leader.planned is not None
+        leader.status.peaks.tries += begun and leader.planned is not None
 
     def note_call(self, graph: PlannedGraph) -> bool:
         """Note a forward call of `graph`; returns whether it is its first in a metered step."""
@@ -141,12 +141,12 @@ class Metering:
         counts = whole and self._registry.follow_plans(metered.step, beside)
         for graph in came_through if counts and metered.peak_bytes is not None else ():
             if isinstance(graph, PlannedGraph):
-                status = graph.status
-                status.peak_bytes = metered.peak_bytes
+                peaks = graph.status.peaks
+                peaks.step_bytes = metered.peak_bytes
                 if settled:
-                    known = (status.after_bytes, metered.after_bytes)
-                    status.after_bytes = max(n for n in known if n is not None)
-                    status.after_is_whole = not early
+                    known = (peaks.after_bytes, metered.after_bytes)
+                    peaks.after_bytes = max(n for n in known if n is not None)
+                    peaks.after_is_whole = not early
         return settled
 
     def mark(self) -> int:

@@ -63,7 +63,7 @@ class Conductor:
         """Note that the forward call is over, which `executable` ran to the end."""
         if self._wants_meter(executable):
             status = self.graph.status
-            status.steps_without_backward += self.engine.metering.note_call(self.graph)
+            status.returns.missing += self.engine.metering.note_call(self.graph)
 
     def begin_backward(self, store: Store, tangents: list[Any], *, again: bool) -> None:
         """Note that the call of `store` comes back.
@@ -71,7 +71,7 @@ class Conductor:
         `again`: this backward call must leave its data for another one (`retain_graph`).
         """
         graph = self.graph
-        graph.status.came_back()
+        graph.status.returns.came(planned=graph.status.planned is not None)
         self.engine.observer.returned(graph, store, tangents)
         graph.status.retained |= again
         self.engine.observer.waited(graph, store.visit, tangents)
@@ -115,7 +115,7 @@ class Conductor:
 
     def _wants_meter(self, executable: Executable) -> bool:
         graph = self.graph
-        if graph.status.undifferentiated:
+        if graph.status.returns.ceased:
             return False
         if graph.execution is not None and executable is graph.execution.executable:
             return self.engine.metering.wants_peak(graph) and self._is_first()
@@ -148,7 +148,7 @@ class Conductor:
                 profiling.timed_steps += 1  # another graph may be metered for many steps
         elif execution and executable is execution.executable and visit.once:
             if not visit.evicted:
-                graph.status.note(tuple(visit.work))
+                graph.status.times.note(tuple(visit.work))
         elif execution and (trial := execution.trial_by(executable)):
             trial.steps += visit.once
         elif profiling is not None and graph.times(executable):

@@ -137,7 +137,7 @@ class FirstSteps:
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
         """The profiling executable; the one of `Keeping` if no backward calls come and it fits."""
         engine, graph = self.engine, self.graph
-        if not (graph.status.undifferentiated and graph.may_keep):
+        if not (graph.status.returns.ceased and graph.may_keep):
             return profiling.executable
         keeping, checked = profiling.keeping, not graph.confirmed
         if keeping is None or keeping.checked != checked:
@@ -159,7 +159,7 @@ class FirstSteps:
         graph = self.graph
         if keeping is None or keeping.checked == graph.confirmed:
             return False
-        if not (graph.status.undifferentiated and graph.may_keep):
+        if not (graph.status.returns.ceased and graph.may_keep):
             return False
         level = self.engine.residency.allocated_bytes()
         return level is not None and level <= keeping.most_allocated_bytes

@@ -83,7 +83,7 @@ class PlannedSteps:
         engine, graph, trial = self.engine, self.graph, execution.trial
         if trial is not None:
             execution.trial = trial if engine.trials.hears(trial) else None
-        elif execution.watch.due(graph.status.steps) and execution.planned.may_improve:
+        elif execution.watch.due(graph.status.times.steps) and execution.planned.may_improve:
             execution.trial = None if engine.registry.awaits(graph) else self._begin_trial()
         return execution.trial
 

@@ -201,7 +201,7 @@ class PlannedGraph:
 
     def correct(self, error: CaptureError) -> None:
         """Correct the trace from what a kernel really returned, or run in-core from now on."""
-        self.confirmed, self.status.steps_without_backward = False, 0
+        self.confirmed, self.status.returns.missing = False, 0
         try:
             self.captured = self._corrected(error)
         except CaptureError as final:

@@ -43,7 +43,7 @@ class State(Enum):
 
 
 MOST_STEPS_WITHOUT_BACKWARD = 4
-"""The least `GraphStatus.most_without_backward`."""
+"""The least `Returns.most_missing`."""
 
 
 @dataclass(slots=True)
@@ -76,6 +76,87 @@ class GrowthRecord:
 
 
 @dataclass(slots=True)
+class Peaks:
+    """Device peaks of the latest metered step with the graph in which all graphs ran plans."""
+
+    step_bytes: int | None = None
+    """The peak up to the last backward call. None if there is none since peaks were forgotten."""
+    after_bytes: int | None = None
+    """The peak from the last backward call to the next step, such as that of the optimizer's
+    step."""
+    after_is_whole: bool = False
+    """Whether `after_bytes` is up to the next step. If not, a report came before that."""
+    tries: int = 0
+    """Planned steps that began with this graph and were metered for their peak, since the tries
+    were last reset."""
+
+    def forget(self) -> None:
+        """Forget the peaks; the tries stay."""
+        self.step_bytes, self.after_bytes, self.after_is_whole = None, None, False
+
+
+@dataclass(slots=True)
+class Returns:
+    """How many steps a graph was called in without a backward call."""
+
+    missing: int = 0
+    """Metered steps in a row with a forward call of the graph and no backward call of it."""
+    most_missing: int = MOST_STEPS_WITHOUT_BACKWARD
+    """Such steps after which nobody seems to differentiate the graph. Its calls are not metered any
+    more then until one comes back. Each time that happens before the graph has a plan, this is
+    doubled: otherwise a graph that is differentiated in few of its calls would get none."""
+
+    @property
+    def ceased(self) -> bool:
+        """Whether nobody seems to differentiate the graph."""
+        return self.missing >= self.most_missing
+
+    def came(self, *, planned: bool) -> None:
+        """Note that a backward call begins, of a graph that has a plan or not."""
+        if self.ceased and not planned:
+            self.most_missing *= 2
+        self.missing = 0
+
+
+@dataclass(slots=True)
+class WorkTimes:
+    """When the calls of the latest planned steps ran, by the driver's clock.
+
+    Metered, recorded and trial steps are not among them.
+    """
+
+    recent: deque[tuple[tuple[Moment, Moment], ...]] = field(
+        default_factory=lambda: deque(maxlen=64)
+    )
+    """Start and stop of each call (forward, then backward) of a step."""
+    steps: int = 0
+    """Number of steps added under the current plan."""
+
+    def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
+        """Note when the forward and the backward call of a planned step ran."""
+        self.recent.append(work)
+        self.steps += 1
+
+    def forget(self) -> None:
+        """Forget all steps: there is a new plan."""
+        self.recent.clear()
+        self.steps = 0
+
+    def seconds(self, clock: Clock) -> float | None:
+        """Median seconds of the two calls; None if there are none."""
+        return _median(clock, list(self.recent))
+
+    def latest_seconds(self, clock: Clock, steps: int, *, done: bool = False) -> float | None:
+        """Median seconds of the two calls in the last `steps` steps; None if there are fewer.
+
+        `done`: use only steps that the device has finished, so that the host need not wait for it.
+        """
+        latest = (w for w in list(self.recent)[::-1] if not done or clock.come(w[-1][1]))
+        work = list(islice(latest, steps))
+        return _median(clock, work) if len(work) == steps else None
+
+
+@dataclass(slots=True)
 class GraphStatus:
     """The state of one graph, for reports and for later planning.
 
@@ -90,14 +171,7 @@ class GraphStatus:
     """The current plan; None while there is none."""
     lent: Planned | None = None
     """The plan for larger sizes that its checked steps run; None for others."""
-    recent_work: deque[tuple[tuple[Moment, Moment], ...]] = field(
-        default_factory=lambda: deque(maxlen=64)
-    )
-    """Start and stop of each call (forward, then backward) in the latest planned steps, by the
-    driver's clock."""
-    steps: int = 0
-    """Number of steps added to `recent_work` under the current plan. Metered, recorded and trial
-    steps are not among them."""
+    times: WorkTimes = field(default_factory=WorkTimes)
     bound_seconds: float | None = None
     """Lower bound on the seconds of a step under the current plan's problem. None until it is
     requested."""
@@ -111,20 +185,10 @@ class GraphStatus:
     """Digest of the graph's trace. Equal for identical layers; different for other sizes."""
     measured: Timeline | None = None
     """Timeline of a step recorded under the current plan. None if none was recorded."""
-    peak_bytes: int | None = None
-    """Device peak of the latest metered step with this graph in which all graphs ran plans. None if
-    there is none since peaks were last forgotten."""
-    after_bytes: int | None = None
-    """Device peak from the last backward call of that step to the next step, such as that of the
-    optimizer's step."""
-    after_is_whole: bool = False
-    """Whether `after_bytes` is up to the next step. If not, a report came before that."""
+    peaks: Peaks = field(default_factory=Peaks)
     after_beyond_bytes: int = 0
     """The most that was held between a backward call of the graph and the end of its profiled step,
     above what was held at that end. Layouts leave room for it."""
-    peak_tries: int = 0
-    """Planned steps that began with this graph and were metered for their peak, since the tries
-    were last reset."""
     reason: str = ""
     """Why it has no plan, if it runs in-core or is profiled for longer than usual. Otherwise empty.
     """
@@ -143,12 +207,7 @@ class GraphStatus:
     needs to be left. Emptied at the next call of this graph that can change its plan."""
     planning_seconds: float = 0.0
     """Seconds spent on planning the graph so far, failed attempts included."""
-    steps_without_backward: int = 0
-    """Metered steps in a row with a forward call of the graph and no backward call of it."""
-    most_without_backward: int = MOST_STEPS_WITHOUT_BACKWARD
-    """Such steps after which nobody seems to differentiate the graph. Its calls are not metered any
-    more then until one comes back. Each time that happens before the graph has a plan, this is
-    doubled: otherwise a graph that is differentiated in few of its calls would get none."""
+    returns: Returns = field(default_factory=Returns)
     left_over_bytes: int = 0
     """Bytes that were freed in each timed step while the graph waited and were not part of that
     step, such as results or gradients of the step before. The least of the timed steps."""
@@ -156,18 +215,7 @@ class GraphStatus:
     @property
     def settled(self) -> bool:
         """Whether its way to run is settled: planned, in-core, or not differentiated by anybody."""
-        return self.state is not State.PROFILING or self.undifferentiated
-
-    @property
-    def undifferentiated(self) -> bool:
-        """Whether nobody seems to differentiate the graph."""
-        return self.steps_without_backward >= self.most_without_backward
-
-    def came_back(self) -> None:
-        """Note that a backward call begins."""
-        if self.undifferentiated and self.planned is None:
-            self.most_without_backward *= 2
-        self.steps_without_backward = 0
+        return self.state is not State.PROFILING or self.returns.ceased
 
     @property
     def follows(self) -> Planned | None:
@@ -187,8 +235,8 @@ class GraphStatus:
     def settle(self, planned: Planned) -> None:
         """Make `planned` the current plan, and forget what was measured under the previous one."""
         self.planned, self.bound_seconds, self.measured = planned, None, None
-        self.recent_work.clear()
-        self.steps = self.growth.unplanned_bytes = 0
+        self.times.forget()
+        self.growth.unplanned_bytes = 0
         self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def left_over(self, budget_bytes: int) -> str:
@@ -205,25 +253,14 @@ class GraphStatus:
         self.planned, self.measured, self.state = None, None, State.PROFILING
         self.refused, self.growth = Refusals(), GrowthRecord()
 
-    def note(self, work: tuple[tuple[Moment, Moment], ...]) -> None:
-        """Note when the forward and the backward call of a planned step ran."""
-        self.recent_work.append(work)
-        self.steps += 1
-
-    def measured_seconds(self, clock: Clock) -> float | None:
-        """Median seconds of the two calls in the latest planned steps; None if there are none."""
-        return _median(clock, list(self.recent_work))
-
     def drift(self, clock: Clock, steps: int, *, done: bool = False) -> Drift | None:
         """Measured against predicted time of the last `steps` planned steps.
 
         None if there are fewer of them, or no plan. `done`: use only steps that the device has
         finished, so that the host need not wait for it.
         """
-        latest = (w for w in list(self.recent_work)[::-1] if not done or clock.come(w[-1][1]))
-        work = list(islice(latest, steps))
-        seconds = _median(clock, work)
-        if self.planned is None or seconds is None or len(work) < steps:
+        seconds = self.times.latest_seconds(clock, steps, done=done)
+        if self.planned is None or seconds is None:
             return None
         return Drift(self.planned.predicted.seconds, seconds, steps)
 
