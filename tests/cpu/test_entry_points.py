@@ -386,6 +386,17 @@ class TestWrap:
             second(batch(0))
         assert not any("Linear" in note for note in getattr(again.value, "__notes__", ()))
 
+    def test_the_traceback_of_a_refusal_shows_the_users_lines(self) -> None:
+        """Frames of torch and of outcore would also keep the step's tensors alive."""
+        module = outcore.wrap(Torn(small()), budget="100KiB")
+        with pytest.raises(InfeasibleError) as refused:
+            module(batch(0))
+        theirs = [entry for entry in refused.traceback if Path(entry.path) == Path(__file__)]
+        assert theirs[-1].name != theirs[0].name, "lines of the model's own code are there"
+        raised = next(e for e in refused.traceback if e.name == "_run_compiled")
+        inner = refused.traceback[refused.traceback.index(raised) + 1 :]
+        assert {Path(entry.path) for entry in inner} == {Path(__file__)}
+
     def test_a_module_of_torch_s_own(self) -> None:
         """torch.compile skips these modules if they are called directly."""
         module = outcore.wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), budget="1GiB", strict=True)
@@ -554,6 +565,18 @@ class TestWrap:
         engine = outcore.handle(module).engine
         assert engine is not None
         assert len(engine.graphs) == engine.steps.calls == 1 + len(shapes)
+
+
+class Torn(nn.Module):
+    """Something ends the graph in its forward."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        torch._dynamo.graph_break()
+        return self.inner(x)
 
 
 class Named(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from outcore.capture import must_run_uncompiled
 from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.runtime.backend import Backend
 from outcore.wrapping import compiled
-from outcore.wrapping.compiled import Call, Compiled, run_plain
+from outcore.wrapping.compiled import Call, Compiled, run_plain, users_frames
 from outcore.wrapping.notes import (
     ALONE,
     OTHERS,
@@ -29,6 +30,8 @@ from outcore.wrapping.notes import (
 from outcore.wrapping.outside_graphs import UncalledModel, UnseenModules, own, pieces
 
 M = TypeVar("M", bound=nn.Module)
+
+log = logging.getLogger("outcore")
 
 CALLS_TO_WAIT = 16
 """Calls after the first training call in which a model that brought no graph may yet be compiled in
@@ -146,11 +149,13 @@ class CallWrapper:
             self._note(model, UNCALLED.format(model=type(model).__name__), aloud=True)
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module as torch compiles it. Of what is raised, InfeasibleError says it all."""
         try:
             return self._compiled(model, args, kwargs)
         except InfeasibleError as error:
             self._name_others(error)
-            raise
+            log.debug("outcore: no plan", exc_info=True)
+            raise error.with_traceback(users_frames(error.__traceback__)) from error.__cause__
 
     def _name_others(self, error: InfeasibleError) -> None:
         """Add a note on models that train on this device under other budgets, if there are any."""

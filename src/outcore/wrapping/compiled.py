@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, TracebackType
 from typing import Any
 from weakref import WeakSet, finalize, ref
 
@@ -63,7 +63,7 @@ class Compiled:
             self._is_recurrent = is_recurrent(model)
         traced = counters["frames"]["total"]
         try:
-            apart = recurrent_apart() if self._is_recurrent else nullcontext()
+            apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_hooks():
                 return self._run(model, _hooks(model), *args, **kwargs)
         except BaseException as error:
@@ -103,6 +103,16 @@ class _Weakly:
         backend = self._backend()
         assert backend is not None  # noqa: S101 - the wrapper that is being called holds it
         return backend(module, example_inputs)
+
+
+def users_frames(found: TracebackType | None) -> TracebackType | None:
+    """A traceback without frames of torch and of this package: they hold the step's tensors."""
+    if found is None:
+        return None
+    inner = users_frames(found.tb_next)
+    if found.tb_frame.f_code.co_filename.startswith((*NOT_TRACED, contextlib.__file__)):
+        return inner
+    return TracebackType(inner, found.tb_frame, found.tb_lasti, found.tb_lineno)
 
 
 def limits() -> int:
