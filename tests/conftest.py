@@ -40,8 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, None, None]:
-    """Keep the environment equal for all tests: the planning process serves only the one it has."""
+def pytest_pyfunc_call() -> Generator[None, Any, Any]:
+    """Keep the environment equal for all tests: the planning process serves only the one it has.
+
+    pytest sets this variable just before, once the wrappers of `pytest_runtest_call` have begun.
+    """
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     return (yield)
 

@@ -123,8 +123,8 @@ class Interrupting:
         self.status = status
 
     def seconds(self, start, stop):
-        self.status.note(((0, 1), (2, 3)))
-        self.status.history.came_back(self.status.steps, 0)
+        self.status.times.note(((0, 1), (2, 3)))
+        self.status.history.came_back(self.status.times.steps, 0)
         return stop - start
 
     def come(self, _):

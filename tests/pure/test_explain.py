@@ -441,7 +441,7 @@ class TestWhatIsHeldForReruns:
 
 
 class TestAnyPlan:
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     @given(st.data())
     def test_is_explained_to_the_last_bit(self, data) -> None:
         """Plans with hints of all kinds, variants, and any tier."""
@@ -459,7 +459,7 @@ class TestAnyPlan:
         assert json.loads(json.dumps(explanation.to_dict())) == explanation.to_dict()
         assert f"{explanation.moved} gaps" in str(explanation) or not explanation.moves
 
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     @given(st.data(), st.randoms(use_true_random=False))
     def test_that_arrays_can_say_is_explained_to_the_last_bit(self, data, dice) -> None:
         """With the hints `release` and `prefetch`, and variants."""

@@ -41,6 +41,11 @@ def nobody(_: str) -> None:
     pass
 
 
+def test_one_process_serves_all_tests():
+    """Each test would start another one if pytest's own variable were in the environment."""
+    assert "PYTEST_CURRENT_TEST" not in os.environ
+
+
 def ask(question="", code=CODE, tell=nobody):
     return worker.ask(code, question, tell)
 
