@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import outcore
 from outcore import Backend, worker
 from outcore.errors import InfeasibleError
-from outcore.ir.memory import crossing_bytes
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import crossing_bytes, fits
 from outcore.ir.plan import make_plan
 from outcore.ir.trace import Ref
 from outcore.lower import lower
@@ -122,6 +123,20 @@ def test_a_result_that_another_call_reads_again_is_counted_once() -> None:
     as_found = replace(calls, gone=frozenset())
     assert calls.least.peak_bytes == as_found.least.peak_bytes
     assert calls.least.waiting_bytes == crossing_bytes(kept)
+
+
+@pytest.mark.parametrize("rounding", [1, 512])
+def test_calls_that_fit_with_everything_kept_may_keep_everything(rounding: int) -> None:
+    """A GPU rounds sizes up: a call's small tensors hold more than their bytes while it waits."""
+    problem = small_problem(1 << 30)
+    rounded = replace(problem.hardware, rounding_bytes=((Tier.DEVICE, rounding),))
+    problem = replace(problem, hardware=rounded)
+    kept = lower(problem, make_plan({}))
+    assert any(buffer.nbytes % 512 for buffer in problem.trace.buffers)
+    first, *_ = Calls(problem, 2).problems()
+    assert fits(first, kept)
+    tight = replace(first, between_bytes=first.between_bytes + 1)
+    assert not fits(tight, kept), "it may hold no more while it waits than the other one"
 
 
 def apart(

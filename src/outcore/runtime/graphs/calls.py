@@ -14,7 +14,7 @@ from functools import cached_property
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import budget_for, margin_bytes
-from outcore.ir.memory import crossing_bytes, peak, private_bytes, reread_bytes
+from outcore.ir.memory import crossing_bytes, pause_bytes, peak, private_bytes, reread_bytes
 from outcore.ir.plan import KEEP_ALL
 from outcore.ir.problem import Problem
 from outcore.ir.program import Free, Program, Run
@@ -94,7 +94,11 @@ class Calls:
     @cached_property
     def most(self) -> Taken:
         """What a call needs with everything kept."""
-        return self.taken(lower(self.problem, KEEP_ALL, fast=True))
+        return self.taken(self._kept)
+
+    @cached_property
+    def _kept(self) -> Program:
+        return lower(self.problem, KEEP_ALL, fast=True)
 
     @cached_property
     def least(self) -> Taken:
@@ -144,13 +148,13 @@ class Calls:
     def _beside(self, room: int) -> Problem:
         """The problem of one call while the others hold `room` bytes each.
 
-        The call, too, may hold no more than `room` while it waits, so `between_bytes` is the rest.
+        The call, too, may hold no more than `room` while it waits, so `between_bytes` is the rest:
+        what is free if everything is kept, and what of that is beyond `room`.
         """
         problem, others = self.problem, (self.number - 1) * room
-        free = problem.budget_bytes - resident_bytes(problem) - others
-        mine = room + returned_bytes(problem.trace) + _tangent_bytes(problem.trace)
-        between = max(problem.between_bytes, free - mine)
-        return replace(problem, outside_bytes=problem.outside_bytes + others, between_bytes=between)
+        beside = replace(problem, outside_bytes=problem.outside_bytes + others)
+        rest = pause_bytes(beside, self._kept) + self.most.waiting_bytes - room
+        return replace(beside, between_bytes=max(problem.between_bytes, rest))
 
     def others_bytes(self, program: Program) -> int:
         """Bytes that the other calls hold under `program`, and what this one rereads."""
