@@ -119,6 +119,40 @@ def test_parts_that_torch_compiles_nothing_around_are_planned(made: str) -> None
     inside(report)
 
 
+def test_parts_are_planned_from_the_step_on_that_ends_their_graph() -> None:
+    """A loop is one graph until a step looks at a number in it; then torch compiles none of it."""
+
+    def trained(module: Blocks) -> list[Away]:
+        whole = train(module)
+        module.what = looks
+        return [*whole, *train(module)]
+
+    expected = trained(Blocks())
+    module = outcore.wrap(Blocks(), BUDGET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="outcore")
+        assert alike(trained(module), expected)
+    report = outcore.handle(module).report()
+    assert report.graphs > 1
+    assert any("compiled separately" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_parts_that_are_unfrozen_late_are_planned(*, strict: bool) -> None:
+    """At first the head alone is trained."""
+
+    def trained(module: Blocks) -> list[Away]:
+        module.blocks.requires_grad_(False)
+        head = train(module)
+        module.blocks.requires_grad_()
+        return [*head, *train(module)]
+
+    expected = trained(Blocks(breaks))
+    module = outcore.wrap(Blocks(breaks), BUDGET, strict=strict)
+    assert alike(trained(module), expected)
+    assert outcore.handle(module).report().graphs == 1 + len(module.blocks)
+
+
 def test_what_has_a_hook_itself_is_named_and_the_rest_is_planned() -> None:
     expected = train(hooked_within())
     module = outcore.wrap(hooked_within(), BUDGET)

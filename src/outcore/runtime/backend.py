@@ -327,8 +327,8 @@ class Backend:
         if len(latest) == RESTLESS_STEPS:
             text = (
                 "step after step needs a new graph, which takes time: something differs each time, "
-                "such as the sizes of inputs (pad them to few) or a counter in the model "
-                "(TORCH_LOGS=recompiles,dynamic may show it)"
+                "such as the sizes of inputs (pad them to few), a counter in the model or a list "
+                "that grows (TORCH_LOGS=recompiles,dynamic may show it)"
             )
             self.notes.append(text)
             warnings.warn(f"outcore: {text}", stacklevel=2)

@@ -24,6 +24,11 @@ class Parameters:
         self.lookers: weakref.WeakSet[object] = weakref.WeakSet()
         """Objects that want parameters of calls to be recorded too."""
 
+    def forget(self, ids: Iterable[int]) -> None:
+        """Forget the parameters with these ids: the graphs that had them run no more."""
+        if self.ids is not None:
+            self.ids.difference_update(ids)
+
     def take(self, given: Iterable[Any]) -> None:
         """Record the parameters among what a graph is given."""
         for each in given:

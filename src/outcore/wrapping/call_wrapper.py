@@ -66,11 +66,15 @@ class CallWrapper:
         """Whether it was reported that training calls bring nothing to plan."""
         self.calls_to_wait = 0
         """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
-        self._looks = 0 if inner else LOOKS
-        if self._looks:
-            backend.parameters.lookers.add(self)
+        self._inner, self._looks = inner, 0
+        """`_looks`: in how many further training steps to look for parameters that no graph has."""
+        self._parameters = [ref(parameter) for parameter in model.parameters()]
+        self._most_trained = 0
+        """The most of them that a call has trained. When there are more, some were unfrozen."""
         self._unseen: UnseenModules | None = None
         """Finds out, in the backward of a training call, which parameters no graph has."""
+        if not inner:
+            self._look_again()
         self._compiled = Compiled(model, backend)
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, because the model as a whole is not."""
@@ -98,24 +102,58 @@ class CallWrapper:
             plain = self._take_in(model, unseen.end(model, known))
             if plain and not self._told:
                 self._note_unseen(model, UNCOMPILED.format(names=listed(plain)))
-        trained, seen, limits = self.trained, _seen(self.backend), compiled.limits()
+        trained, seen = self.trained, _seen(self.backend)
+        limits, skipped = compiled.limits(), compiled.skipped()
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
-        self._look(model)
+        refused = limits < compiled.limits()
+        if trained and not (self._told or refused) and skipped < compiled.skipped():
+            self._start_over(model)
+            return results
         if seen < _seen(self.backend):
-            if limits < compiled.limits():
+            if refused:
                 self._note_unseen(model, UNSEEN_PART)
         elif trained and model.training and not self._told:
             if not self.calls_to_wait:
                 self._note_unseen(model, UNSEEN)
             self.calls_to_wait = max(0, self.calls_to_wait - 1)
+        self._look(model)
         return results
+
+    def _start_over(self, model: nn.Module) -> None:
+        """Look for parts to compile: from now on torch runs code of the model uncompiled.
+
+        Such as a loop in which something ends the graph, in a branch that no call took before. The
+        next call shows which parameters the graphs that are left have.
+        """
+        self._compiled.take_skipped(model)
+        alone = (m for m in model.modules() if m is not model and m in WRAPPERS)
+        kept = {id(parameter) for module in alone for parameter in module.parameters()}
+        self.backend.parameters.forget({id(p) for p in model.parameters()} - kept)
+        self.calls_to_wait = CALLS_TO_WAIT
+        self._look_again()
+
+    def _look_again(self) -> None:
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            unseen.stop()
+        self._looks = LOOKS
+        self.backend.parameters.lookers.add(self)
+
+    def _trained(self) -> int:
+        """How many of the model's parameters are trained."""
+        return sum(p is not None and p.requires_grad for p in (p() for p in self._parameters))
 
     def _look(self, model: nn.Module) -> None:
         """Watch the backward of a training call for parameters that no graph has.
 
-        This happens for at most `LOOKS` training calls.
+        This happens for at most `LOOKS` training calls, and as many after parameters are unfrozen.
         """
+        if self._inner:
+            return
+        if model.training and self._trained() > self._most_trained:
+            self._most_trained = self._trained()
+            self._look_again()
         if self._unseen is not None:
             return
         if not self._looks:

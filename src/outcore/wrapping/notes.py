@@ -21,7 +21,8 @@ OTHERS = (
 
 UNSEEN = (
     "a training call reached no graph: torch.compile ran it as plain PyTorch, as it does once it "
-    "has compiled a function too often, and the budget does not cover it. "
+    "has compiled a function too often or met code that it cannot compile, and the budget does not "
+    "cover it. "
     "TORCH_LOGS=recompiles,graph_breaks shows why"
 )
 
