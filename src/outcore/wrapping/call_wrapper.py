@@ -41,6 +41,10 @@ LOOKS = 2
 """Training steps whose backward shows which parameters no graph has. The second one looks again,
 after more has been compiled."""
 
+MOST_STARTS = 4
+"""How often a wrapper starts over because torch stops compiling code that it compiled before. Some
+models bring code that cannot be compiled in each step."""
+
 CALLERS = 7
 """Stack levels from where a wrapper warns to where its model is called."""
 
@@ -68,6 +72,7 @@ class CallWrapper:
         """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
         self._inner, self._looks = inner, 0
         """`_looks`: in how many further training steps to look for parameters that no graph has."""
+        self._starts_left = 0 if inner else MOST_STARTS
         self._parameters = [ref(parameter) for parameter in model.parameters()]
         self._most_trained = 0
         """The most of them that a call has trained. When there are more, some were unfrozen."""
@@ -107,7 +112,7 @@ class CallWrapper:
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
         refused = limits < compiled.limits()
-        if trained and not (self._told or refused) and skipped < compiled.skipped():
+        if trained and self._starts_left and not refused and skipped < compiled.skipped():
             self._start_over(model)
             return results
         if seen < _seen(self.backend):
@@ -126,6 +131,7 @@ class CallWrapper:
         Such as a loop in which something ends the graph, in a branch that no call took before. The
         next call shows which parameters the graphs that are left have.
         """
+        self._starts_left -= 1
         self._compiled.take_skipped(model)
         alone = (m for m in model.modules() if m is not model and m in WRAPPERS)
         kept = {id(parameter) for module in alone for parameter in module.parameters()}
@@ -134,9 +140,7 @@ class CallWrapper:
         self._look_again()
 
     def _look_again(self) -> None:
-        unseen, self._unseen = self._unseen, None
-        if unseen is not None:
-            unseen.stop()
+        self._stop_unseen()
         self._looks = LOOKS
         self.backend.parameters.lookers.add(self)
 
@@ -151,8 +155,9 @@ class CallWrapper:
         """
         if self._inner:
             return
-        if model.training and self._trained() > self._most_trained:
-            self._most_trained = self._trained()
+        trained = self._trained() if model.training else 0
+        if trained > self._most_trained:
+            self._most_trained = trained
             self._look_again()
         if self._unseen is not None:
             return
@@ -168,10 +173,13 @@ class CallWrapper:
     def stop_looking(self) -> None:
         """Remove the hooks on parameters."""
         self.backend.parameters.lookers.discard(self)
+        self._stop_unseen()
+        self.stop_watching()
+
+    def _stop_unseen(self) -> None:
         unseen, self._unseen = self._unseen, None
         if unseen is not None:
             unseen.stop()
-        self.stop_watching()
 
     def stop_watching(self) -> None:
         """Do not notice any more if the model trains without being called."""
