@@ -29,6 +29,9 @@ IDLE_SECONDS = 15.0
 PREPARING_SECONDS = 120.0
 """How long a question waits for the worker that is prepared."""
 
+ORPHAN_SECONDS = 30.0
+"""How often a worker that waits looks whether the process that asks is still there."""
+
 LAST_SECONDS = 1.0
 """How long to wait for a worker that has stopped answering to exit by itself."""
 
@@ -352,8 +355,11 @@ def serve(answer: Callable[[Any], object], logger: logging.Logger) -> None:
     logger.addHandler(_Telling(answers))
     logger.setLevel(logging.INFO)
     questions = sys.stdin.buffer
-    # Besides EOF there is a timeout: a process that the asking one forked keeps the pipe open, too.
-    while select.select([questions], [], [], 2 * IDLE_SECONDS)[0]:
+    # Besides EOF the parent counts: a process that the asking one forked keeps the pipe open, too.
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if not select.select([questions], [], [], ORPHAN_SECONDS)[0]:
+            continue
         try:
             question = pickle.load(questions)  # noqa: S301 - from the process that asks
         except EOFError:

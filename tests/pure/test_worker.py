@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,28 @@ def test_it_ends_where_nothing_is_asked(monkeypatch):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not worker._waiting
+
+
+def test_it_ends_where_nobody_is_left_to_ask():
+    """A process that the asking one forked may keep the pipe open."""
+    looking = CODE.replace("log =", "worker.ORPHAN_SECONDS = 0.05\nlog =")
+    code = f"""
+import os
+from outcore import worker
+print(worker.ask({looking!r}, 0, print), flush=True)
+if not os.fork():
+    os.close(1)
+    os.close(2)
+    import time
+    time.sleep(60)
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    deadline = time.monotonic() + 20
+    stat = Path(f"/proc/{done.stdout.split()[-1]}/stat")
+    while stat.exists() and stat.read_text().split()[2] != "Z":  # nobody may have buried it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_one_for_a_single_question_does_not_stay():
