@@ -108,7 +108,7 @@ if not os.fork():
     os.close(1)
     os.close(2)
     import time
-    time.sleep(60)
+    time.sleep(25)
 os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

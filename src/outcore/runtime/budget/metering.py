@@ -122,8 +122,8 @@ class Metering:
     ) -> bool:
         """Stop metering, if a step is metered and this thread is not inside a backward call.
 
-        `whole`: one whole step was metered. Returns whether it did and all graphs in it
-        were settled. `beside`: the graph that begins the next step; it does not count.
+        `whole`: the metered step is over. Returns whether it is, and all graphs in it were settled.
+        `beside`: the graph that begins the next step; it does not count.
         `early`: more may come before the next step.
         """
         metered = self.running

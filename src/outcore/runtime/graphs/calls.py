@@ -149,7 +149,7 @@ class Calls:
         """The problem of one call while the others hold `room` bytes each.
 
         The call, too, may hold no more than `room` while it waits, so `between_bytes` is the rest:
-        what is free if everything is kept, and what of that is beyond `room`.
+        what is free if everything is kept, and what keeping everything holds beyond `room`.
         """
         problem, others = self.problem, (self.number - 1) * room
         beside = replace(problem, outside_bytes=problem.outside_bytes + others)
