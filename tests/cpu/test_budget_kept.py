@@ -31,6 +31,7 @@ from outcore.runtime.budget.residency import Residency
 from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.calls import gradient_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.history import CallsAtOnce
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.planning import solving
 from outcore.runtime.planning.shares import Shares
@@ -632,7 +633,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     execution = first.execution
     assert execution is not None
     planned, plans = execution.planned, engine.plans
-    second.status.most_outstanding = 50
+    second.status.at_once = CallsAtOnce(50, 50)
     first.observed.unchecked = first.observed.returned.note(0, {second: 50})
     with pytest.raises(InfeasibleError):
         plans.beside_calls(first, planned)
@@ -646,7 +647,7 @@ def test_a_mix_without_a_plan_does_not_stand_in_the_way_of_others() -> None:
     again = plans.beside_more(first, planned, more, 0)
     assert 0 <= again.external_bytes - planned.external_bytes <= 5_000
     assert again.external.base_bytes == more
-    second.status.most_outstanding = 1
+    second.status.at_once = CallsAtOnce()
     assert second.planned is not None
     second.settle(second.planned)
     assert first.observed.unchecked

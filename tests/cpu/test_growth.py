@@ -18,6 +18,7 @@ from outcore.ir.margin import margin_bytes, slack_bytes
 from outcore.runtime.budget.growth import CALLS_UNCOUNTED, MOST_COLLECTIONS, Growth
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.external import ExternalMemory
+from outcore.runtime.graphs.history import CallsAtOnce
 from outcore.runtime.graphs.status import GraphStatus, GrowthRecord, Refusals
 from tests.cpu.training import PROFILED_STEPS, mean_square
 
@@ -350,12 +351,12 @@ def test_what_was_refused_to_a_plan_is_not_refused_to_the_one_after_another_prof
     status = GraphStatus(
         refused=Refusals(2, 3, 3, 3),
         growth=GrowthRecord(2, 2, 1),
-        most_outstanding=2,
+        at_once=CallsAtOnce(2, 2),
         left_at_least=5,
         asked_bytes={5},
     )
     status.unsettle()
-    assert status == GraphStatus(most_outstanding=2, left_at_least=5, asked_bytes={5})
+    assert status == GraphStatus(at_once=CallsAtOnce(2, 2), left_at_least=5, asked_bytes={5})
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from outcore.lower import lower
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.runtime.budget import plans
 from outcore.runtime.graphs.calls import Calls, Taken, least_together, together
+from outcore.runtime.graphs.history import RECURS_WITHIN, CallsAtOnce
+from outcore.runtime.graphs.planned import Planned
 from tests.cpu.test_asked_room import peak_bytes
 from tests.cpu.test_budget_kept import inside
 from tests.cpu.training import Away, away, back, mean_square, same, snapshot
@@ -551,6 +553,14 @@ def judge(backend: Any, calls: list[int]) -> list[list[Tensor]]:
     return list(map(back, found))
 
 
+def only_plan(backend: Backend) -> Planned:
+    """The plan of the only graph."""
+    assert backend.engine is not None
+    (status,) = backend.engine.registry.statuses()
+    assert status.planned is not None
+    return status.planned
+
+
 def test_calls_that_come_later_are_planned_for() -> None:
     calls = [1] * 7 + [3] * 4
     backend = Backend(budget="6MiB")
@@ -560,6 +570,48 @@ def test_calls_that_come_later_are_planned_for() -> None:
     assert report.predicted_peak_bytes is not None
     assert report.predicted_peak_bytes <= report.budget_bytes
     assert not [note for note in report.notes if "outstanding at once" in note]
+
+
+def test_one_step_with_more_calls_changes_no_plan() -> None:
+    """Such as a step that skips its backward: the next one begins while it is still held."""
+    backend = Backend(budget="6MiB", strict=True)
+    calls = [1] * 7 + [2] + [1] * 3
+    assert same(judge(backend, calls), judge("eager", calls))
+    planned = only_plan(backend)
+    assert planned.calls == 1
+    (note,) = [note for note in backend.report().notes if "outstanding at once" in note]
+    assert "in some step up to 2 calls" in note
+    inside(backend)
+
+
+def test_steps_with_more_calls_that_recur_are_planned_for() -> None:
+    backend = Backend(budget="6MiB", strict=True)
+    calls = [1] * 7 + [2] + [1] * 3 + [2] + [1] * 2
+    assert same(judge(backend, calls), judge("eager", calls))
+    planned = only_plan(backend)
+    assert planned.calls == 2
+    assert not [note for note in backend.report().notes if "outstanding at once" in note]
+    inside(backend)
+
+
+def test_more_calls_are_expected_once_two_of_the_latest_steps_had_them() -> None:
+    calls = CallsAtOnce()
+    for number in (2, 3):  # twice in one step
+        calls.note(number, 10, planned=True)
+    assert (calls.most, calls.expected) == (3, 1)
+    calls.note(2, 10 + RECURS_WITHIN, planned=True)  # too late
+    assert (calls.most, calls.expected) == (3, 1)
+    calls.note(2, 11 + RECURS_WITHIN, planned=True)
+    assert (calls.most, calls.expected) == (3, 2)
+    calls.note(4, 12 + RECURS_WITHIN, planned=True)
+    assert (calls.most, calls.expected) == (4, 4), "their number varies: no recurrence is awaited"
+
+
+def test_calls_at_once_without_a_plan_are_expected_again() -> None:
+    calls = CallsAtOnce()
+    for step, number in enumerate([1, 3, 2]):
+        calls.note(number, step, planned=False)
+    assert (calls.most, calls.expected) == (3, 3)
 
 
 def test_calls_that_no_plan_has_room_for_are_told_of() -> None:
@@ -578,7 +630,7 @@ def test_calls_that_have_no_plan_do_not_stand_in_the_way_of_others() -> None:
     assert backend.engine is not None
     (status,) = backend.engine.registry.statuses()
     assert status.planned is not None
-    assert (status.most_outstanding, status.planned_for) == (12, 1)
+    assert (status.at_once.expected, status.planned_for) == (12, 1)
     (graph,) = backend.engine.graphs
     again = backend.engine.plans.beside_more(
         graph, status.planned, status.planned.external.base_bytes + (1 << 20), 0

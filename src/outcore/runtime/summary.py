@@ -17,7 +17,7 @@ from outcore.policies import resolve, spec_text
 from outcore.report import PlannedStep, Report, with_steps
 from outcore.runtime.budget.engine import Engine
 from outcore.runtime.graphs.drift import WATCHED_STEPS
-from outcore.runtime.graphs.history import LATEST
+from outcore.runtime.graphs.history import LATEST, RECURS_WITHIN, CallsAtOnce
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.status import GraphStatus, State
 from outcore.runtime.settings.options import DEFAULT_POLICY
@@ -293,6 +293,13 @@ OUTSTANDING = (
 )
 
 
+PASSED = (
+    "in some step up to {now} calls were outstanding at once (their backward had not run), and the "
+    "plan has room for {planned}: that step may have held more than predicted. Once two of "
+    "{within} steps have more calls, outcore plans for them"
+)
+
+
 CROWDED = (
     "outstanding calls of other graphs, or tensors made between its calls, hold more than when it "
     "was planned, and no known plan has room for that: the step may hold more than predicted, and "
@@ -318,16 +325,24 @@ def _plan_notes(graphs: list[tuple[str, GraphStatus]]) -> Iterator[str]:
         if planned is None:
             continue
         unforeseen = status.retained and planned.retaining_bytes is None
-        more = status.most_outstanding > planned.calls
-        waited = OUTSTANDING.format(now=status.most_outstanding, planned=planned.calls)
+        waited = _calls_note(status.at_once, planned)
         left_over = status.left_over(planned.problem.budget_bytes) * bool(planned.plan.moves)
         grew = GREW.format(more=format_bytes(status.growth.planned_bytes)) * bool(
             status.growth.planned_bytes
         )
         crowded = CROWDED * (status.refused.external_bytes < inf)
-        notes = (planned.note, grew, RETAINED * unforeseen, waited * more, crowded, left_over)
+        notes = (planned.note, grew, RETAINED * unforeseen, waited, crowded, left_over)
         for note in filter(None, notes):
             yield name + note
+
+
+def _calls_note(calls: CallsAtOnce, planned: Planned) -> str:
+    """A note on more outstanding calls than there is a plan for, if there were any; else ""."""
+    if calls.expected > planned.calls:
+        return OUTSTANDING.format(now=calls.expected, planned=planned.calls)
+    if calls.most > planned.calls:
+        return PASSED.format(now=calls.most, planned=planned.calls, within=RECURS_WITHIN)
+    return ""
 
 
 def _peak_notes(engine: Engine, planned: list[Planned]) -> Iterator[str]:

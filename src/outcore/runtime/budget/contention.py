@@ -100,17 +100,17 @@ class Contention:
             more_bytes *= 2
 
     def for_calls(self, graph: PlannedGraph, execution: PlannedExecution) -> PlannedExecution:
-        """A plan for more calls, if more were outstanding at once than the plan was made for.
+        """A plan for more calls, if more are expected at once than the plan was made for.
 
         `execution` if not, or if no such plan fits.
         """
         planned, status = execution.planned, graph.status
-        if status.most_outstanding <= max(planned.calls, status.refused.calls):
+        if status.at_once.expected <= max(planned.calls, status.refused.calls):
             return execution
         try:
             return graph.settle(self._plans.for_calls(graph, planned))
         except OutcoreError:  # the report says so
-            status.refused.calls = status.most_outstanding
+            status.refused.calls = status.at_once.expected
             status.refused.external_bytes = inf  # there may be a plan for fewer
             graph.observed.unchecked = True
             return execution

@@ -413,4 +413,4 @@ def _is_in_doubt(graph: PlannedGraph, executable: Executable) -> bool:
         return keeping is None or executable is not keeping.executable
     unknown = observed.unchecked or observed.latest_mix_uncounted
     refused = status.refused.external_bytes != inf or status.growth.unplanned_bytes > 0
-    return unknown or refused or status.most_outstanding > planned.calls
+    return unknown or refused or status.at_once.most > planned.calls

@@ -59,7 +59,7 @@ class Lenders:
         given, registry = self._settings.given, self._registry
         self._shared.update(g.origin for g in registry.outstanding(graph) if g.origin is not None)
         refused = graph.origin in registry.without_loans
-        if refused or given.file is not None or given.rules or graph.status.most_outstanding > 1:
+        if refused or given.file is not None or given.rules or graph.status.at_once.expected > 1:
             return None
         lender = self._planned(graph) or self._planned_from_checks(graph, inputs)
         while lender is not None and lender.planned is not None:
@@ -110,7 +110,7 @@ class Lenders:
             (total_bytes(each.captured.trace), each)
             for each in self._alike(graph)
             if self._shown(each) is not None
-            and each.status.most_outstanding == 1
+            and each.status.at_once.expected == 1
             and not each.status.retained
         ]
         lender = _first_that_covers(sorted(checked, key=itemgetter(0), reverse=True), graph)

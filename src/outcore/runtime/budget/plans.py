@@ -274,11 +274,10 @@ class Plans:
         return self._again(graph, make, f"with {more} more held by the process")
 
     def for_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
-        """A new plan for the most outstanding calls seen."""
+        """A new plan for the calls that are expected to be outstanding at once."""
         make = partial(self.planner.plan_for_calls, planned=planned)
-        return self._again(
-            graph, make, f"for {graph.status.most_outstanding} outstanding calls at once"
-        )
+        expected = graph.status.at_once.expected
+        return self._again(graph, make, f"for {expected} outstanding calls at once")
 
     def beside_calls(self, graph: PlannedGraph, planned: Planned) -> Planned:
         """A new plan with room for what outstanding calls of other graphs may hold by now."""

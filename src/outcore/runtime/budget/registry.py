@@ -102,7 +102,7 @@ class Registry:
     @property
     def many_returns(self) -> int:
         """More backward calls than there are in a step, as far as one can know."""
-        return LEFT_BEHIND * sum(status.most_outstanding for _, status in self._entries)
+        return LEFT_BEHIND * sum(status.at_once.most for _, status in self._entries)
 
     def awaits(self, graph: PlannedGraph | None = None) -> bool:
         """Whether a call (of `graph`, if given) is outstanding that should come back in this step.

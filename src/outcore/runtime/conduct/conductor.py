@@ -97,7 +97,8 @@ class Conductor:
             self._planned_steps.leave_layout()
         self.engine.observer.called(graph, own, inputs)
         graph.origin = graph.origin or self._origin(inputs)
-        status.most_outstanding = max(status.most_outstanding, 1 + own)
+        planned = graph.planned is not None
+        status.at_once.note(1 + own, self.engine.steps.number, planned=planned)
         if graph.retired:
             return graph.fallback
         if graph.execution is not None:

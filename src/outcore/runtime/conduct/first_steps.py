@@ -20,7 +20,7 @@ from outcore.runtime.graphs.profiling import (
 )
 
 PATIENCE = 16
-"""Timed calls, times `GraphStatus.most_outstanding`, after which a graph is planned although an
+"""Timed calls, times `CallsAtOnce.expected`, after which a graph is planned although an
 earlier graph has no plan: that one may never get one."""
 
 AGAIN = "outcore: other graphs hold less from their next calls on: run the step again"
@@ -190,4 +190,4 @@ class FirstSteps:
         )
 
     def _is_patient(self, profiling: Profiling) -> bool:
-        return profiling.timed_steps < PATIENCE * self.graph.status.most_outstanding
+        return profiling.timed_steps < PATIENCE * self.graph.status.at_once.expected

@@ -16,6 +16,7 @@ from outcore.ir.store import digest
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading
 from outcore.runtime.graphs.execution import PlannedExecution
+from outcore.runtime.graphs.history import CallsAtOnce
 from outcore.runtime.graphs.lending import Origin
 from outcore.runtime.graphs.observations import Observations
 from outcore.runtime.graphs.obstacle import Obstacle
@@ -166,7 +167,7 @@ class PlannedGraph:
         """Take over the plan of a graph with the same trace, and that graph's corrected trace."""
         self.captured, self.confirmed = replace(self.captured, trace=planned.problem.trace), True
         self.settle(planned).adopted = True
-        self.status.most_outstanding = planned.calls
+        self.status.at_once = CallsAtOnce(planned.calls, planned.calls)
         self.status.retained = planned.retaining_bytes is not None
         self.status.planning_seconds = planned.planning_seconds
         self.status.after_beyond_bytes = planned.after_beyond_bytes

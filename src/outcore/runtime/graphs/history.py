@@ -1,4 +1,4 @@
-"""CallHistory: which of the latest steps called a graph, and how often."""
+"""history: which of the latest steps called a graph, how often, and how many calls at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,40 @@ from statistics import median_low
 
 LATEST = 64
 """How many steps, and how many backward calls of a graph, are remembered: the latest ones."""
+
+RECURS_WITHIN = 32
+"""Steps within which calls must be outstanding together twice before a planned graph expects it.
+"""
+
+
+@dataclass(slots=True)
+class CallsAtOnce:
+    """How many calls of one graph were outstanding at once.
+
+    A step that skips its backward has one more call than others. Planning for it would make all
+    later steps slower. So if calls came one at a time until the graph had a plan, more are expected
+    only once they recur.
+    """
+
+    most: int = 1
+    """The most ever."""
+    expected: int = 1
+    """For how many to plan."""
+    _beyond: dict[int, int] = field(default_factory=dict)
+    """Step -> the most in it, for the latest steps with several that were not expected."""
+
+    def note(self, calls: int, step: int, *, planned: bool) -> None:
+        """Note that `calls` calls are outstanding in step number `step`."""
+        self.most = max(self.most, calls)
+        if calls <= self.expected:
+            return
+        if not planned or self.expected > 1:
+            self.expected = calls
+            return
+        latest = {s: n for s, n in self._beyond.items() if s > step - RECURS_WITHIN}
+        self._beyond = latest | {step: max(calls, latest.get(step, 0))}
+        if len(self._beyond) > 1:
+            self.expected = sorted(self._beyond.values())[-2]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from statistics import median
 from outcore.gauges import Clock, Moment
 from outcore.ir.timeline import Timeline
 from outcore.runtime.graphs.drift import Drift
-from outcore.runtime.graphs.history import CallHistory
+from outcore.runtime.graphs.history import CallHistory, CallsAtOnce
 from outcore.runtime.graphs.planned import Planned
 from outcore.units import format_bytes
 
@@ -51,7 +51,7 @@ class Refusals:
     """For what no plan was found. inf: for nothing yet."""
 
     calls: int = 0
-    """The value of `most_outstanding` for which no plan was found last; 0: for none."""
+    """The value of `CallsAtOnce.expected` for which no plan was found last; 0: for none."""
     external_bytes: float = inf
     """The smallest `Planned.external_bytes`, when calls of other graphs needed more room."""
     left_bytes: float = inf
@@ -194,8 +194,7 @@ class GraphStatus:
     """
     retained: bool = False
     """Whether a backward call was made with `retain_graph=True`."""
-    most_outstanding: int = 1
-    """The most calls of the graph that were outstanding at once."""
+    at_once: CallsAtOnce = field(default_factory=CallsAtOnce)
     history: CallHistory = field(default_factory=CallHistory)
     refused: Refusals = field(default_factory=Refusals)
     growth: GrowthRecord = field(default_factory=GrowthRecord)
@@ -226,11 +225,11 @@ class GraphStatus:
     def planned_for(self) -> int:
         """Number of outstanding calls that its plans make room for.
 
-        The most seen, or those of the current plan if no plan was found for more.
+        Those expected, or those of the current plan if no plan was found for more.
         """
-        if self.planned is not None and self.most_outstanding <= self.refused.calls:
+        if self.planned is not None and self.at_once.expected <= self.refused.calls:
             return self.planned.calls
-        return self.most_outstanding
+        return self.at_once.expected
 
     def settle(self, planned: Planned) -> None:
         """Make `planned` the current plan, and forget what was measured under the previous one."""

@@ -211,7 +211,7 @@ class Planner:
 
     @gc_paused()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
-        """A new plan for the most outstanding calls seen. Raises InfeasibleError as `plan` does."""
+        """A new plan for the calls expected at once. Raises InfeasibleError as `plan` does."""
         calls = shares.graph.status.planned_for - planned.calls
         more = calls * call_tensor_bytes(planned.problem.trace)
         beside = replace(planned, external_bytes=planned.external_bytes + more)

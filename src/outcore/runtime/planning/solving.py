@@ -289,7 +289,7 @@ class Solver:
         """
         card = self.settings.card
         grows = card is not None and isinstance(card.allocator, ExpandableSegments) and self.places
-        alone = len(shares.active) == 1 and shares.graph.status.most_outstanding <= 1
+        alone = len(shares.active) == 1 and shares.graph.status.at_once.expected <= 1
         if not (grows and alone and any(self.settings.rooms)) or _has_opaque(
             shares.graph.captured.trace
         ):
