@@ -408,6 +408,41 @@ def test_parts_of_a_graph_that_cannot_be_traced_are_planned() -> None:
         assert torch.equal(mine.grad, its.grad)
 
 
+class Bags(nn.Module):
+    """AOTAutograd fails to trace the gradient of these weights, with an error of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(64, 16, mode="sum", sparse=True)
+        self.last = nn.Linear(16, 16)
+
+    def forward(self, indices: Tensor, weights: Tensor) -> Any:
+        return self.last(torch.tanh(self.bag(indices, per_sample_weights=weights)))
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in EmbeddingBagBackward0")
+def test_parts_of_a_graph_whose_tracing_fails_are_planned() -> None:
+    indices, weights = torch.randint(64, (32, 4)), torch.rand(32, 4)
+    torch.manual_seed(0)
+    model = Bags()
+    plain = copy.deepcopy(model)
+
+    def train(module: nn.Module) -> None:
+        for _ in range(STEPS):
+            module.zero_grad()
+            mean_square(module(indices, weights)).backward()
+
+    train(plain)
+    outcore.wrap(model, budget="1GiB")
+    with pytest.warns(UserWarning, match="the code that calls bag: they run as plain PyTorch"):
+        train(model)
+    assert outcore.handle(model).report().graphs == 1
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        assert torch.equal(mine.grad.to_dense(), its.grad.to_dense())
+
+
 def test_scripted_parts_run_as_plain_pytorch() -> None:
     part = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.Tanh()))
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), part, nn.Linear(64, 16))

@@ -22,7 +22,7 @@ from outcore.capture.compiler.compat import (
     without_function_modes,
 )
 from outcore.capture.compiler.effect_tokens import without_tokens
-from outcore.capture.compiler.error_passthrough import passing
+from outcore.capture.compiler.error_passthrough import ending_graphs, passing
 from outcore.capture.compiler.recurrent import is_recurrent, recurrent_apart, recurrent_layers
 from outcore.capture.compiler.shells import Shells, shells
 from outcore.capture.compiler.tracing import as_kernels
@@ -53,6 +53,7 @@ __all__ = [
     "capture_again",
     "compiles_autograd",
     "default_partition",
+    "ending_graphs",
     "fused",
     "is_batched",
     "is_recurrent",

@@ -28,6 +28,7 @@ from outcore.capture import (
     capture,
     compiles_autograd,
     default_partition,
+    ending_graphs,
     fused,
     is_symbolic,
     is_within,
@@ -122,7 +123,8 @@ class Backend:
             instead = partial(self._uncompiled, module)
             call = BySizes(module, example_inputs, self._compiled, self._symbolic, instead)
         else:
-            call = self._compiled(module, example_inputs)
+            with ending_graphs():
+                call = self._compiled(module, example_inputs)
         # Only now: if tracing fails, torch may run the code as plain PyTorch.
         self.parameters.take((*example_inputs, *module.parameters()))
         return call

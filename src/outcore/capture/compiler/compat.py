@@ -14,7 +14,7 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, TorchDynamoException
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackStateManager
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
@@ -30,7 +30,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_mutation,
 )
 from torch._prims_common import clone_preserve_strides, suggest_memory_format
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode, UnsupportedFakeTensorException
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -51,6 +51,8 @@ __all__ = [
     "LazyGraphModule",
     "RestartAnalysis",
     "ShortenTraceback",
+    "TorchDynamoException",
+    "UnsupportedFakeTensorException",
     "aot_autograd",
     "aot_function",
     "as_dynamo_compiles",

@@ -1,4 +1,4 @@
-"""error_passthrough: let outcore's errors through dynamo, which wraps what a backend raises."""
+"""error_passthrough: errors that a backend raises, so that dynamo does the right thing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from functools import cache, partial
 from types import new_class
 from typing import Any
 
-from outcore.capture.compiler.compat import ShortenTraceback
+import torch
+
+from outcore.capture.compiler.compat import (
+    ShortenTraceback,
+    TorchDynamoException,
+    UnsupportedFakeTensorException,
+)
 from outcore.errors import OutcoreError
 
 
@@ -27,6 +33,20 @@ def passing() -> Iterator[None]:
         if isinstance(error, ShortenTraceback):  # from a nested `passing`
             raise
         raise _passed(error) from error
+
+
+@contextmanager
+def ending_graphs() -> Iterator[None]:
+    """Let dynamo leave uncompiled what AOTAutograd cannot trace, whatever error that raises.
+
+    Dynamo does so after a few errors only; others end training. `passing` comes first.
+    """
+    try:
+        yield
+    except (OutcoreError, TorchDynamoException, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedFakeTensorException(f"{type(error).__name__}: {error}") from error
 
 
 def _passed(error: OutcoreError) -> OutcoreError:
