@@ -14,7 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses import FakeTensorMode
 
 import outcore
-from outcore.errors import NotEngagedError
+from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.wrapping.call_wrapper import CALLS_TO_WAIT
 from outcore.wrapping.outside_graphs import UnseenModules, own, pieces
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
@@ -151,6 +151,27 @@ def test_parts_that_are_unfrozen_late_are_planned(*, strict: bool) -> None:
     module = outcore.wrap(Blocks(breaks), BUDGET, strict=strict)
     assert alike(trained(module), expected)
     assert outcore.handle(module).report().graphs == 1 + len(module.blocks)
+
+
+def test_a_step_that_has_no_room_for_what_was_unfrozen_can_be_run_again() -> None:
+    """In the first such step these parts run as plain PyTorch, and the head's graph begins last."""
+    expected = train(Blocks(breaks))
+    module = Blocks(breaks)
+    module.blocks.requires_grad_(False)
+    outcore.wrap(module, "4MiB", policy="swap-all")
+    train(module)
+    module.blocks.requires_grad_()
+    module.load_state_dict(Blocks().state_dict())
+    with pytest.raises(InfeasibleError) as caught:
+        train(module)
+    (note,) = [note for note in caught.value.__notes__ if "so far" in note]
+    assert "blocks.0, blocks.1, blocks.2 and 3 more" in note
+    del caught
+    module.load_state_dict(Blocks().state_dict())
+    assert alike(train(module), expected)
+    report = outcore.handle(module).report()
+    assert report.state == "planned"
+    inside(report)
 
 
 def test_what_has_a_hook_itself_is_named_and_the_rest_is_planned() -> None:

@@ -20,6 +20,7 @@ from outcore.wrapping.compiled import Call, Compiled, run_plain, users_frames
 from outcore.wrapping.notes import (
     ALONE,
     OTHERS,
+    PLAIN_SO_FAR,
     RAN_UNCOMPILED,
     UNCALLED,
     UNCOMPILED,
@@ -27,7 +28,7 @@ from outcore.wrapping.notes import (
     UNSEEN_PART,
     listed,
 )
-from outcore.wrapping.outside_graphs import UncalledModel, UnseenModules, own, pieces
+from outcore.wrapping.outside_graphs import UncalledModel, UnseenModules, own, pieces, unseen
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -200,6 +201,7 @@ class CallWrapper:
             return self._compiled(model, args, kwargs)
         except InfeasibleError as error:
             self._name_others(error)
+            self._name_plain(model, error)
             log.debug("outcore: no plan", exc_info=True)
             raise error.with_traceback(users_frames(error.__traceback__)) from error.__cause__
 
@@ -212,6 +214,18 @@ class CallWrapper:
         note = OTHERS.format(names=listed(sorted(names)))
         if names and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
+
+    def _name_plain(self, model: nn.Module, error: InfeasibleError) -> None:
+        """Compile separately the parts that no graph has; note on `error` that this is new.
+
+        They were unfrozen for this step, whose backward would have shown that they are used.
+        """
+        known = _known(model)
+        if self._inner or known is None or not self._compiled.skipped:
+            return
+        plain = unseen(model, known, _compiled_by_others(model))
+        if plain and not self._take_in(model, plain):
+            error.add_note(PLAIN_SO_FAR.format(names=listed(list(pieces(model, plain)))))
 
     def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
         """Compile separately the modules at the paths `plain`, which ran in no graph.

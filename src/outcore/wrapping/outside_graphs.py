@@ -33,7 +33,7 @@ class UnseenModules:
         self._used: set[str] = set()
         self._hooks = [
             p.register_post_accumulate_grad_hook(partial(_note, self._used, path))  # type: ignore[no-untyped-call]  # torch leaves it so
-            for path in own(model, apart)
+            for path in unseen(model, known, apart)
             for p in _missing(model.get_submodule(path), known)
             if p.is_leaf
         ]
@@ -57,8 +57,7 @@ class UnseenModules:
         self.stop()
         if known is None:
             return []
-        found = ((path, model.get_submodule(path)) for path in own(model) if path in self._used)
-        return [path for path, module in found if _missing(module, known)]
+        return [path for path in unseen(model, known) if path in self._used]
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -113,6 +112,11 @@ def own(model: nn.Module, apart: Collection[str] = ()) -> list[str]:
     named = ((f"{path}.", module) for path, module in model.named_modules() if path)
     others = tuple(f"{path}." for path in apart)
     return [p[:-1] for p, module in named if _is_own(module) and not p.startswith(others)]
+
+
+def unseen(model: nn.Module, known: Collection[int], apart: Collection[str] = ()) -> list[str]:
+    """Return those of the paths `own` whose modules have trained parameters not in `known`."""
+    return [path for path in own(model, apart) if _missing(model.get_submodule(path), known)]
 
 
 def _is_own(module: nn.Module) -> bool:
