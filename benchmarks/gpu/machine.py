@@ -13,7 +13,7 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.kit.machine import host
 from benchmarks.kit.planner import compile_planner
 from benchmarks.kit.worker import Worker
-from outcore.execute.segments import asked
+from outcore.execute.torch_allocator import settings
 
 
 def machine(scale: Scale) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _gpu() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]  # torch has no types for it
         "driver": _driver(),
-        "allocator": asked(os.environ)[1],
+        "allocator": settings()[1],
         "c_compiler": has_compiler(),
     }
 

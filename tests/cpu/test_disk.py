@@ -256,6 +256,22 @@ def test_the_default_directory_is_that_for_temporary_files(monkeypatch, tmp_path
     file.close()
 
 
+def test_space_is_given_back_although_a_forked_process_has_the_file_open(tmp_path):
+    """Such as a worker that loads data; it closes its own file without a change to this one."""
+    file = SpillFile(tmp_path)
+    file.take(1 << 20)
+    same = os.dup(file.fd)
+    process = os.fork()
+    if not process:
+        file.close()
+        os._exit(0)
+    os.waitpid(process, 0)
+    assert os.fstat(same).st_size == 1 << 20
+    file.close()
+    assert not os.fstat(same).st_size
+    os.close(same)
+
+
 def test_a_file_dies_with_its_last_reference(tmp_path):
     file = SpillFile(tmp_path)
     fd = file.fd

@@ -127,7 +127,8 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
     segments = [
         segment("small", 1 << 20, (1 << 20, 5, "active_allocated"), device=n) for n in (0, 1)
     ]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *, include_traces: segments)
+    monkeypatch.setattr("outcore.runtime.settings.options.expand", lambda _: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _: SimpleNamespace(idx=1))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     for given, fraction, spare in (("auto", 1.0, 4), (None, 1.0, 4), (None, 0.25, 2)):

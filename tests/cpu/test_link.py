@@ -14,7 +14,7 @@ from outcore.execute import driver as interface
 from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver
 from outcore.execute.disk import FILE_BLOCK_BYTES, region_nbytes
 from outcore.execute.driver import CopySpan
-from outcore.execute.link import Throttle
+from outcore.execute.link import FileRoom, Throttle
 from outcore.ir.hardware import Tier
 from tests.cpu.ending import closes_before_each_job, ends
 from tests.cpu.storages import regions_of
@@ -102,6 +102,21 @@ def test_the_driver_throttles_each_direction(tmp_path):
     for span in spans:  # a busy machine takes longer; none may be faster
         assert span.stop_seconds - issued >= 0.1
     lane.close()
+    driver.close()
+
+
+def test_a_lane_that_is_lost_gives_its_room_back(tmp_path):
+    """As if an interrupt came between opening it and whoever would close it."""
+    driver = CpuDriver(tmp_path)
+    tensor = torch.randn(1 << 16)
+    files = []
+    for _ in range(3):
+        lane = driver.open_lane(regions_of(tensor))
+        assert isinstance(lane, FileRoom)
+        lane.copy_out(tensor, 0)
+        files.append((lane.file, lane.file.nbytes))
+        del lane
+    assert len(set(files)) == 1
     driver.close()
 
 

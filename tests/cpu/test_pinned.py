@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from outcore.errors import CaptureError, HostMemoryError, OptionValueError
-from outcore.execute import open_driver, opening
+from outcore.execute import open_driver, torch_allocator
 from outcore.execute.pinned import parse_processors, pinned, processors_near, shrink, touch
 
 GPU = torch.device("cuda", 0)
@@ -138,6 +138,35 @@ def test_a_forked_process_gives_back_nothing_that_lies_in_the_place_of_it(
     del memory
 
 
+def interrupted(*_: object) -> int:
+    """As when the user interrupts a call of CUDA, which runs to its end first."""
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_it_is_registered_leaves_nothing_registered(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "cudaHostRegister", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pinned(10_000, GPU)
+    gc.collect()
+    assert [call for call, _ in runtime.calls] == ["wait", "unregister"]
+
+
+def test_an_interrupt_while_it_shrinks_leaves_nothing_registered(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = pinned(40_000, GPU)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "synchronize", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shrink(memory, 10_000, GPU)
+    assert [call for call, _ in runtime.calls] == ["register", "unregister"]
+    del memory  # unregistering once more is refused, and does no harm
+    gc.collect()
+    assert [call for call, _ in runtime.calls][2:] == ["wait", "unregister"]
+
+
 def test_memory_shrinks_in_its_place(runtime: Runtime) -> None:
     whole = pinned(40_000, GPU).fill_(7)
     rest = whole[-1:]
@@ -238,7 +267,7 @@ def test_a_gpu_whose_allocator_keeps_no_count_is_refused(
 def test_torchs_own_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")
-    assert opening._counts()
+    assert torch_allocator.counts()
 
 
 def test_the_link_of_a_gpu_cannot_be_slowed_down(tmp_path: Path) -> None:

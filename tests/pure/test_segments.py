@@ -2,7 +2,15 @@
 
 import pytest
 
-from outcore.execute.segments import EXPANDABLE, asked, expanding, expands, rounds_up
+from outcore.execute.segments import (
+    EXPANDABLE,
+    ROUNDING,
+    asked,
+    expanding,
+    expands,
+    is_set,
+    not_expanding,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +52,21 @@ def test_the_switch_is_told_from_other_settings(text, said):
     ("text", "more"),
     [
         ("", "expandable_segments:True"),
-        ("max_split_size_mb:512", "max_split_size_mb:512,expandable_segments:True"),
-        ("max_split_size_mb:512, ", "max_split_size_mb:512,expandable_segments:True"),
+        ("a:1", "a:1,expandable_segments:True"),
+        ("a:1, ", "a:1,expandable_segments:True"),
+        ("a:[1:2,>:3] , b:1", "a:[1:2,>:3],b:1,expandable_segments:True"),
+        ("a:1, max_split_size_mb:512,max_non_split_rounding_mb : 30", f"a:1,{EXPANDABLE}"),
     ],
 )
-def test_what_was_asked_for_stays(text, more):
+def test_what_was_asked_for_stays_if_it_makes_sense(text, more):
     assert expanding(text) == more
     assert expands(more)
+
+
+def test_what_was_asked_for_stays_without_expandable_segments():
+    text = not_expanding("max_split_size_mb:512, ")
+    assert text == "max_split_size_mb:512,expandable_segments:False"
+    assert expands(text) is False
 
 
 @pytest.mark.parametrize(
@@ -63,4 +79,4 @@ def test_what_was_asked_for_stays(text, more):
     ],
 )
 def test_sizes_that_are_rounded_up(text, said):
-    assert rounds_up(text) is said
+    assert is_set(ROUNDING, text) is said

@@ -5,22 +5,13 @@ Only `finish`, `wait_on_host`, `seconds` and `trim` wait for the device.
 
 from __future__ import annotations
 
-import os
 import warnings
 from contextlib import AbstractContextManager
 
 import torch
-from torch._C import _accelerator_setAllocatorSettings as set_allocator
 
 from outcore.execute.pinned import pinned, shrink
-from outcore.execute.segments import (
-    EXPANDABLE,
-    ROUNDING,
-    asked,
-    expanding,
-    expands,
-    rounds_up,
-)
+from outcore.execute.torch_allocator import expand
 
 BLOCK_BYTES = 512
 """torch's allocator rounds sizes up to this, with expandable segments."""
@@ -35,7 +26,7 @@ class CudaDevice:
         given: int | None = device.index
         index = torch.cuda.current_device() if given is None else given
         self.device = torch.device("cuda", index)
-        _set_allocator()
+        expand(self.device)
         properties = torch.cuda.get_device_properties(self.device)
         self.shares_memory = bool(getattr(properties, "is_integrated", False))
         # The compute queue waits for copies, so their streams have priority if engines are shared.
@@ -129,23 +120,3 @@ class CudaDevice:
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """A stream of high priority, for copies."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # as above
-
-
-def _set_allocator() -> None:
-    """Turn on expandable segments unless the user has set them; warn about settings in the way."""
-    name, text = asked(os.environ)
-    said = expands(text)
-    if said is None:
-        set_allocator(expanding(text))
-    elif not said:
-        warnings.warn(
-            f"outcore: without {EXPANDABLE} in {name}, memory is lost to fragmentation, and a step "
-            "may need more than predicted",
-            stacklevel=2,
-        )
-    if rounds_up(text):
-        warnings.warn(
-            f"outcore: with {ROUNDING} in {name}, blocks are larger than tensors, and a step may "
-            "need more than predicted",
-            stacklevel=2,
-        )

@@ -98,7 +98,7 @@ class SpillFile:
             raise self.error(f"cannot create the spill file: {words(error)}") from error
         # Without a name the file cannot outlive the process, however the process ends.
         os.unlink(path)  # noqa: PTH108 - directory may be given as text
-        self._close = weakref.finalize(self, os.close, self.fd)
+        self._close = weakref.finalize(self, _close, self.fd, os.getpid())
         self.direct = self._go_direct()
         """Whether the page cache is bypassed."""
 
@@ -232,6 +232,17 @@ class SpillFile:
             fcntl.fcntl(self.fd, fcntl.F_SETFL, flags)
             return False
         return True
+
+
+def _close(fd: int, pid: int) -> None:
+    """Close the file that the process `pid` made, and give its space back.
+
+    Forked processes, such as workers that load data, have the file open, too.
+    """
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+    os.close(fd)
 
 
 def words(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
+from functools import partial
 from queue import SimpleQueue
 from typing import Final, TypeAlias
 
@@ -295,8 +296,14 @@ class FileRoom:
         self.file, self.regions = spill.file, regions
         self._spill, self._base = spill, base
         self._open = [nbytes]
-        """The size of the room until `close` pops it. Only one `pop` succeeds, whichever threads
+        """The size of the room until it is popped. Only one `pop` succeeds, whichever threads
         try."""
+
+    def __del__(self) -> None:
+        """Give the room back if an interrupt lost the lane before it could be closed."""
+        opened: list[int] = getattr(self, "_open", [])  # without it, there was no room to take
+        if opened:
+            self._give_back(opened.pop())
 
     @property
     def key(self) -> int:
@@ -333,11 +340,14 @@ class FileRoom:
             nbytes = self._open.pop()
         except IndexError:
             return
-        base, file = self._base, self.file
         try:
             self._end()
         finally:  # also after an interrupt
-            self._spill.out.put(Barrier(lambda: file.give(base, nbytes)))
+            self._give_back(nbytes)
+
+    def _give_back(self, nbytes: int) -> None:
+        """Give the room back once the copies issued so far are over."""
+        self._spill.out.put(Barrier(partial(self.file.give, self._base, nbytes)))
 
     def _end(self) -> None:
         """Do what the first `close` does before the room is given back."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from outcore.execute.cpu import CpuDriver
 from outcore.execute.cuda import CudaDevice
 from outcore.execute.driver import Driver
 from outcore.execute.queued import QueuedDriver
-from outcore.execute.segments import asked
+from outcore.execute.torch_allocator import counts, settings
 
 
 def open_driver(
@@ -35,10 +34,10 @@ def open_driver(
             value=f"{link_bytes_per_second:g} B/s",
             reason="it simulates a slower disk on a CPU; the links of a GPU cannot be slowed down",
         )
-    if not _counts():
+    if not counts():
         raise CaptureError(
             reason="torch's allocator does not report GPU memory as it is configured: unset "
-            f"backend in {asked(os.environ)[0]}, and PYTORCH_NO_CUDA_MEMORY_CACHING"
+            f"backend in {settings()[0]}, and PYTORCH_NO_CUDA_MEMORY_CACHING"
         )
     opened = CudaDevice(device)
     if opened.shares_memory:
@@ -48,10 +47,3 @@ def open_driver(
             stacklevel=2,
         )
     return QueuedDriver(opened, spill_dir)
-
-
-def _counts() -> bool:
-    """Whether torch's own caching allocator is in use. Others do not count."""
-    names = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
-    cached = all(os.environ.get(name) != "1" for name in names)
-    return cached and torch.cuda.get_allocator_backend() == "native"

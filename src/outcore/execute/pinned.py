@@ -104,10 +104,10 @@ def shrink(
     no copy may be in progress. `refused` is as for `pinned`.
     """
     whole = _maps[memory.data_ptr()]
-    registered, whole.registered = whole.registered, None
+    registered = whole.registered
     if registered is not None and not _release(*registered):
-        whole.registered = registered
         return memory
+    whole.registered = None
     shrunk = _give_back(whole, nbytes)
     if registered is not None:
         array = np.frombuffer(whole, np.uint8, max(1, nbytes if shrunk else len(memory)))
@@ -135,17 +135,19 @@ def _lock(
     refused: Callable[[str], None],
 ) -> None:
     """Register `array`, which is at the start of `memory`."""
+    # Before it is: an interrupt comes while CUDA registers, and memory that is not registered may
+    # be released.
+    memory.registered = array.ctypes.data, device
     code = _register(array, device)
     if code:  # registering needs tables on the device, and torch may cache all of that
         torch.cuda.empty_cache()
         code = _register(array, device)
     if code:
+        memory.registered = None
         refused(
             f"outcore: {format_bytes(len(array))} of host memory cannot be pinned (CUDA error "
             f"{code}): copies will be slower. Virtual machines and containers may limit it."
         )
-    else:
-        memory.registered = array.ctypes.data, device
 
 
 def touch(array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
@@ -173,9 +175,11 @@ def _register(array: np.ndarray[Any, np.dtype[np.uint8]], device: torch.device) 
 def _release(address: int, device: torch.device) -> bool:
     """Unregister the memory at `address`; return whether CUDA did so."""
     with torch.cuda.device(device):  # a thread without a device would make a context on the first
-        with contextlib.suppress(RuntimeError):  # an earlier kernel's error: others will report it
-            torch.cuda.synchronize(device)  # unregistering is not documented to wait for copies
-        error = int(_runtime().cudaHostUnregister(address))
+        try:
+            with contextlib.suppress(RuntimeError):  # an earlier kernel's error: others report it
+                torch.cuda.synchronize(device)  # unregistering is not documented to wait for copies
+        finally:  # an interrupt comes once the wait is over
+            error = int(_runtime().cudaHostUnregister(address))
         if error:
             _forget_error(device)
     return not error

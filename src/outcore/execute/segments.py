@@ -21,6 +21,13 @@ _SWITCH = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*(\w+)")
 ROUNDING = "roundup_power2_divisions"
 """The setting that rounds sizes up to parts of powers of two."""
 
+SPLITTING = "max_split_size_mb"
+"""The setting that keeps large free blocks whole: they serve no smaller tensor. Expandable segments
+make few blocks, which grow as large as the memory, so that it makes most of that useless."""
+
+_AGAINST = (SPLITTING, "max_non_split_rounding_mb")
+"""Settings that make sense only without expandable segments."""
+
 
 def asked(environ: Mapping[str, str]) -> tuple[str, str]:
     """The variable that torch reads, or would read, and its value."""
@@ -35,11 +42,21 @@ def expands(text: str) -> bool | None:
 
 
 def expanding(text: str) -> str:
-    """Add expandable segments to the setting text."""
-    kept = text.rstrip(" ,")
-    return f"{kept},{EXPANDABLE}" if kept else EXPANDABLE
+    """Add expandable segments to the setting text, and remove what only makes sense without."""
+    kept = [each for each in _entries(text) if not each.startswith(_AGAINST)]
+    return ",".join([*kept, EXPANDABLE])
 
 
-def rounds_up(text: str) -> bool:
-    """Whether the setting text rounds sizes up to parts of powers of two."""
-    return any(each.strip().startswith(ROUNDING) for each in text.split(","))
+def not_expanding(text: str) -> str:
+    """Add to the setting text that segments do not expand."""
+    return ",".join([*_entries(text), EXPANDABLE.replace("True", "False")])
+
+
+def is_set(key: str, text: str) -> bool:
+    """Whether the setting text sets `key`."""
+    return any(each.startswith(key) for each in _entries(text))
+
+
+def _entries(text: str) -> list[str]:
+    """The parts between commas. A list of values has commas, so it is in several parts."""
+    return [part for each in text.split(",") if (part := each.strip())]

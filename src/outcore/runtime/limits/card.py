@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from outcore.allocators import Card, Held
 from outcore.allocators.best_fit import BestFit
 from outcore.allocators.expandable import LARGE_PAGE, SMALL_PAGE, ExpandableSegments
-from outcore.execute.segments import asked, expands
+from outcore.execute.torch_allocator import expands_well
 
 DEFAULT_POOL = (0, 0)
 """The id of the allocator's pool that neither CUDA graphs nor `torch.cuda.MemPool` use."""
@@ -26,20 +25,21 @@ def card(device: torch.device) -> Card:
     free, total = torch.cuda.mem_get_info(device)
     fraction = torch.cuda.get_per_process_memory_fraction(device)
     limit = int(min(free + torch.cuda.memory_reserved(device), int(fraction * total)))
-    expanding = expands(asked(os.environ)[1]) is not False
-    return Card(limit, ExpandableSegments(fraction=fraction < 1) if expanding else BestFit())
+    allocator = ExpandableSegments(fraction=fraction < 1) if expands_well() else BestFit()
+    return Card(limit, allocator)
 
 
 def held(device: torch.device) -> Held | None:
-    """What this process holds of a GPU; None if expandable segments are switched off.
+    """What this process holds of a GPU; None if expandable segments do not work.
 
     Reads all blocks of torch's allocator: milliseconds for thousands of tensors.
     """
-    if expands(asked(os.environ)[1]) is False:
+    if not expands_well():
         return None
     number = torch.cuda.device(device).idx
-    snapshot: Callable[[], list[dict[str, Any]]] = torch.cuda.memory_snapshot
-    segments = (segment for segment in snapshot() if segment["device"] == number)
+    snapshot: Callable[..., list[dict[str, Any]]] = torch.cuda.memory_snapshot
+    found = snapshot(include_traces=False)  # a history that the user records may be long
+    segments = (segment for segment in found if segment["device"] == number)
     return laid(segments, torch.cuda.current_stream(device).cuda_stream)
 
 

@@ -18,6 +18,7 @@ from outcore.allocators import Card, Held
 from outcore.errors import BudgetError, OptionError, OptionValueError, SpillError
 from outcore.execute.arena import VARIABLE as ARENA
 from outcore.execute.folders import spill_folder
+from outcore.execute.torch_allocator import expand
 from outcore.measure import resident_bytes
 from outcore.policies import Policy, resolve
 from outcore.runtime.graphs.drift import DRIFT
@@ -259,7 +260,10 @@ def _spill_dir(given: str | os.PathLike[str] | None) -> Path:
 
 
 def _card(device: torch.device) -> Card | None:
-    return card(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    expand(device)
+    return card(device)
 
 
 def _held(device: torch.device) -> Held | None:
