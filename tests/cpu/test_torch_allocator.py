@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from typing import Any
 
@@ -31,7 +30,7 @@ class Allocator:
         self.calls.append(text)
         self.text = text
 
-    def empty(self, *_: Any, **__: Any) -> None:
+    def allocate(self, *_: Any) -> None:
         if self.error is not None and EXPANDABLE in self.text:
             raise self.error
 
@@ -46,8 +45,8 @@ def allocator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch_allocator, "set_allocator", made.set)
     monkeypatch.setattr(torch_allocator, "counts", lambda: True)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(torch, "empty", made.empty)
+    monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", made.allocate)
+    monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.delenv(VARIABLE, raising=False)
     return made

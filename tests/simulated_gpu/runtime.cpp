@@ -44,6 +44,8 @@ const size_t TOTAL_BYTES = size_t(setting("SIMULATED_GPU_MIB", 8192)) << 20;
 const double BYTES_PER_SECOND =
     setting("SIMULATED_GPU_BYTES_PER_SECOND", 4e9) / setting("SIMULATED_GPU_SLOWNESS", 1);
 const bool COMPUTES = setting("SIMULATED_GPU_COMPUTES", 1) != 0;
+// Whether there is virtual memory; some virtual GPUs have none.
+const bool MAPS = setting("SIMULATED_GPU_MAPS", 1) != 0;
 // The host's time to map one handle, and to unmap it later.
 const double MAPPING_SECONDS = COMPUTES ? 0 : 1e-4 * setting("SIMULATED_GPU_SLOWNESS", 1);
 const size_t PAGE_BYTES = size_t(2) << 20;
@@ -586,6 +588,7 @@ API CUresult cuMemAddressFree(CUdeviceptr address, size_t nbytes) {
 }
 API CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t nbytes,
                          const CUmemAllocationProp*, unsigned long long) {
+  if (!MAPS) return CUDA_ERROR_NOT_SUPPORTED;
   if (!take(nbytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   int file = memfd_create("simulated-gpu", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, nbytes)) {

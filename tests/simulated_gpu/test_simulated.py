@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -114,3 +117,27 @@ def test_fused_attention_is_attention(kernel: SDPBackend, dtype: torch.dtype, ap
 def test_a_kernel_that_nobody_plays_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="not supported"):
         torch._fused_dropout(torch.ones(4, device="cuda"), 0.5)
+
+
+TRAINS_WITHOUT_VIRTUAL_MEMORY = """
+import torch, outcore, warnings
+module = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).cuda()
+x = torch.ones(4096, 512, device="cuda")
+warnings.simplefilter("ignore")
+outcore.wrap(module, "80MiB", strict=True, policy="swap-all")
+for _ in range(8):
+    module(x).square().mean().backward()
+report = outcore.handle(module).report()
+assert report.state == "planned", report
+assert report.measured_peak_bytes <= report.budget_bytes, report
+settings = outcore.execute.torch_allocator.settings()
+print(settings[1], torch.cuda.memory_stats()["segment.all.current"] > 0)
+"""
+
+
+def test_a_gpu_without_virtual_memory_trains() -> None:
+    """torch's allocator goes on with ordinary segments after the driver refused one."""
+    command = [sys.executable, "-c", TRAINS_WITHOUT_VIRTUAL_MEMORY]
+    env = os.environ | {"SIMULATED_GPU_MAPS": "0"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "expandable_segments:False True\n", done.stderr

@@ -99,9 +99,11 @@ def _tried(device: torch.device, text: str) -> tuple[str, str]:
     on = expanding(text)
     set_allocator(on)
     try:
-        # On a new stream, so that no cached block serves it.
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]  # torch has no types for it
-            torch.empty(1, device=device)
+        # Not a tensor, as it would be a fake one while torch compiles; on a new stream, so that no
+        # cached block serves it.
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types for it
+        allocated = torch.cuda.caching_allocator_alloc(1, device, stream)
+        torch.cuda.caching_allocator_delete(allocated)  # type: ignore[no-untyped-call]  # as above
         torch.cuda.empty_cache()  # also of free segments that cannot expand
     except torch.OutOfMemoryError:
         return on, ""
