@@ -147,8 +147,8 @@ def _others_notes(others: int) -> Iterator[str]:
 
 
 TURNS = (
-    "graphs take turns, as with batches of several sizes ({turns} of the graphs with a plan): the "
-    "figures are averages over the latest steps"
+    "graphs take turns, as with batches of several sizes or parts that some steps freeze ({turns} "
+    "of the graphs with a plan): the figures are averages over the latest steps"
 )
 
 
