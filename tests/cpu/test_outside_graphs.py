@@ -14,7 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses import FakeTensorMode
 
 import outcore
-from outcore.errors import InfeasibleError, NotEngagedError
+from outcore.errors import CaptureError, InfeasibleError, NotEngagedError
 from outcore.wrapping.call_wrapper import CALLS_TO_WAIT
 from outcore.wrapping.outside_graphs import UnseenModules, own, pieces
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
@@ -457,11 +457,20 @@ def test_parts_of_a_graph_whose_tracing_fails_are_planned() -> None:
     outcore.wrap(model, budget="1GiB")
     with pytest.warns(UserWarning, match="the code that calls bag: they run as plain PyTorch"):
         train(model)
-    assert outcore.handle(model).report().graphs == 1
+    report = outcore.handle(model).report()
+    assert report.graphs == 1
+    assert any("torch fails to trace its gradients" in note for note in report.notes)
     for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
         assert mine.grad is not None
         assert its.grad is not None
         assert torch.equal(mine.grad.to_dense(), its.grad.to_dense())
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in EmbeddingBagBackward0")
+def test_strict_asks_that_all_can_be_traced() -> None:
+    model = outcore.wrap(Bags(), "1GiB", strict=True)
+    with pytest.raises(CaptureError, match="its gradients: RuntimeError: Attempting to broadcast"):
+        model(torch.randint(64, (32, 4)), torch.rand(32, 4))
 
 
 def test_scripted_parts_run_as_plain_pytorch() -> None:

@@ -123,11 +123,17 @@ class Backend:
             instead = partial(self._uncompiled, module)
             call = BySizes(module, example_inputs, self._compiled, self._symbolic, instead)
         else:
-            with ending_graphs():
+            with passing(), ending_graphs(self._untraced):
                 call = self._compiled(module, example_inputs)
         # Only now: if tracing fails, torch may run the code as plain PyTorch.
         self.parameters.take((*example_inputs, *module.parameters()))
         return call
+
+    def _untraced(self, error: CaptureError) -> None:
+        """Note a graph that torch captures anew, in parts; raise with `strict`."""
+        if self.options.strict:
+            raise error
+        self._note(f"{error}: what causes this runs as plain PyTorch, between graphs")
 
     def _symbolic(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         """Compile a graph once for all sizes. Raises CaptureError if that is not possible."""

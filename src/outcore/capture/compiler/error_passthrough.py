@@ -16,7 +16,7 @@ from outcore.capture.compiler.compat import (
     TorchDynamoException,
     UnsupportedFakeTensorException,
 )
-from outcore.errors import OutcoreError
+from outcore.errors import CaptureError, OutcoreError
 
 
 @contextmanager
@@ -36,17 +36,21 @@ def passing() -> Iterator[None]:
 
 
 @contextmanager
-def ending_graphs() -> Iterator[None]:
+def ending_graphs(told: Callable[[CaptureError], None]) -> Iterator[None]:
     """Let dynamo leave uncompiled what AOTAutograd cannot trace, whatever error that raises.
 
-    Dynamo does so after a few errors only; others end training. `passing` comes first.
+    Dynamo does so after a few errors only; others end training. They are told to `told` first,
+    which may raise what it is told.
     """
     try:
         yield
     except (OutcoreError, TorchDynamoException, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise UnsupportedFakeTensorException(f"{type(error).__name__}: {error}") from error
+        first, *_ = str(error).splitlines() or [""]
+        what = f"{type(error).__name__}: {first}"
+        told(CaptureError(reason=f"torch fails to trace its gradients: {what}"))
+        raise UnsupportedFakeTensorException(what) from error
 
 
 def _passed(error: OutcoreError) -> OutcoreError:
