@@ -352,6 +352,34 @@ def test_views_of_what_passes_of_torch_replace() -> None:
     assert not backend.report().notes
 
 
+@pytest.mark.parametrize("policy", ["swap-all", "recompute-all"])
+def test_views_of_products_with_a_number_that_differs_in_each_step(policy: str) -> None:
+    """As the weight of a mixture does. torch makes it a tensor, and describes the products anew."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(
+                *(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6))
+            )
+
+        def forward(self, x: Tensor, by: float) -> Tensor:
+            y = (self.blocks(by * x) / by).t().reshape(64, -1).t()
+            parts = (by * y).split(32, dim=1)
+            z: Tensor = (parts[0] * parts[1].T.T).view(2, -1).transpose(0, 1)
+            return z
+
+    backend = Backend(budget="2.5MiB", policy=policy, strict=True)
+    module = Mixed()
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=backend)
+    for seed in range(PROFILED_STEPS + 4):
+        args = torch.randn(1024, 64), 0.3 + seed / 32
+        assert same([step(module, call, seed, *args)], [step(plain, plain, seed, *args)]), seed
+    report = backend.report()
+    assert report.state == "planned"
+    assert report.graphs == 1
+
+
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each size that is copied from a symbolic graph, whether that went well."""

@@ -11,6 +11,7 @@ from outcore.capture.rewrites.cross_entropy import by_rows
 from outcore.capture.rewrites.gradients import unshared
 from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.pooling import from_places
+from outcore.capture.rewrites.views import of_what_is_there
 
 
 def prepare(joint: GraphModule, forward_outputs: int, *, anywhere: bool = False) -> None:
@@ -19,6 +20,7 @@ def prepare(joint: GraphModule, forward_outputs: int, *, anywhere: bool = False)
     If torch has one call for several kernels, it becomes one op per kernel. `anywhere`: for no
     machine in particular; such a graph must not be run.
     """
+    of_what_is_there(joint)
     unshared(joint, forward_outputs)
     by_cudnn(joint)
     one_by_one(joint, anywhere=anywhere)
