@@ -733,6 +733,15 @@ class TestNothingToDo:
         trained(module, 1)
         assert outcore.handle(module).engaged
 
+    def test_calls_in_eval_mode_with_a_backward_do(self) -> None:
+        module = outcore.wrap(Opaque().eval(), budget="1GiB", strict=True)
+        for _ in range(3):
+            module(torch.ones(2, 4))
+        for _ in range(2):
+            module(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(NotEngagedError, match="found nothing to plan in Opaque"):
+            module(torch.ones(2, 4))
+
     def test_nor_do_calls_while_it_is_frozen(self) -> None:
         ooc = outcore.session("1GiB", strict=True)
         module = ooc.wrap(nn.Linear(4, 4))

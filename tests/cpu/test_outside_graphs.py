@@ -255,6 +255,19 @@ def test_a_call_before_training_that_torch_gave_up_in_counts() -> None:
     assert outcore.handle(module).report().graphs >= len(module.blocks)
 
 
+def test_parts_of_a_model_that_trains_in_eval_mode_are_planned() -> None:
+    """Some libraries return models in eval mode, and it freezes batch norms."""
+    expected = train(Blocks(breaks).eval())
+    module = outcore.wrap(Blocks(breaks).eval(), BUDGET, strict=True)
+    for _ in range(3):
+        module(torch.randn(8, 64))  # no training: nothing is said, and nothing compiled
+    assert not outcore.handle(module).notes
+    assert alike(train(module), expected)
+    assert outcore.handle(module).report().graphs >= len(module.blocks)
+    outcore.unwrap(module)
+    assert not [p for p in module.parameters() if p._post_accumulate_grad_hooks]
+
+
 def test_parts_go_with_the_whole() -> None:
     module = Blocks(breaks)
     inner: Any = module.blocks[0]

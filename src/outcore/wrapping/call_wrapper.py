@@ -28,7 +28,7 @@ from outcore.wrapping.notes import (
     UNSEEN_PART,
     listed,
 )
-from outcore.wrapping.outside_graphs import UncalledModel, UnseenModules, own, pieces, unseen
+from outcore.wrapping.outside_graphs import GradientWatch, UnseenModules, own, pieces, unseen
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -85,8 +85,12 @@ class CallWrapper:
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, because the model as a whole is not."""
         self._model = ref(model)
-        self._uncalled = None if inner else UncalledModel(model, partial(_tell_uncalled, ref(self)))
+        self._uncalled = None if inner else GradientWatch(model, partial(_tell_uncalled, ref(self)))
         """Watches for gradients up to the first call."""
+        self._evaluated: GradientWatch | None = None
+        """Watches for gradients of a model in eval mode."""
+        self._trains_in_eval = False
+        """Whether the model was seen to be trained in eval mode, as with frozen batch norms."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, compiled if there may be something to plan.
@@ -119,7 +123,7 @@ class CallWrapper:
         if seen < _seen(self.backend):
             if refused:
                 self._note_unseen(model, UNSEEN_PART)
-        elif trained and model.training and not self._told:
+        elif trained and self._is_training(model) and not self._told:
             if not self.calls_to_wait:
                 self._note_unseen(model, UNSEEN)
             self.calls_to_wait = max(0, self.calls_to_wait - 1)
@@ -156,7 +160,7 @@ class CallWrapper:
         """
         if self._inner:
             return
-        trained = self._trained() if model.training else 0
+        trained = self._trained()
         if trained > self._most_trained:
             self._most_trained = trained
             self._look_again()
@@ -164,7 +168,7 @@ class CallWrapper:
             return
         if not self._looks:
             self.backend.parameters.lookers.discard(self)
-        elif model.training and self.trained:
+        elif self.trained:
             self._looks -= 1
             known = _known(model)
             if known is not None:
@@ -176,6 +180,7 @@ class CallWrapper:
         self.backend.parameters.lookers.discard(self)
         self._stop_unseen()
         self.stop_watching()
+        self._stop_evaluated()
 
     def _stop_unseen(self) -> None:
         unseen, self._unseen = self._unseen, None
@@ -187,6 +192,26 @@ class CallWrapper:
         uncalled, self._uncalled = self._uncalled, None
         if uncalled is not None:
             uncalled.stop()
+
+    def _is_training(self, model: nn.Module) -> bool:
+        """Whether calls with gradients are training calls: the mode may say so, or backward."""
+        return model.training or self._trains_in_eval
+
+    def _watch_evaluation(self, model: nn.Module) -> None:
+        """Notice in backward that calls in eval mode are training calls after all."""
+        if self._evaluated is None:
+            self._evaluated = GradientWatch(model, partial(_tell_evaluated, ref(self)))
+
+    def _stop_evaluated(self) -> None:
+        evaluated, self._evaluated = self._evaluated, None
+        if evaluated is not None:
+            evaluated.stop()
+
+    def tell_evaluated(self) -> None:
+        """Note that the parameters get gradients; in eval mode, later calls count as training."""
+        model = self._model()
+        self._stop_evaluated()
+        self._trains_in_eval = model is not None and not model.training
 
     def tell_uncalled(self, parameter: int) -> None:
         """Warn that the model is not called, unless a graph has the parameter with this `id`."""
@@ -244,7 +269,7 @@ class CallWrapper:
 
     def _note_uncompiled(self, model: nn.Module) -> None:
         """Note a call that had to run uncompiled; warn if nothing was trained otherwise so far."""
-        self._note(model, RAN_UNCOMPILED, aloud=model.training and not self.trained)
+        self._note(model, RAN_UNCOMPILED, aloud=self._is_training(model) and not self.trained)
 
     def _note_unseen(self, model: nn.Module, text: str) -> None:
         """Warn about a call that no graph planned, if the model trains any parameter."""
@@ -277,7 +302,10 @@ class CallWrapper:
         idle = calls_of(backend) == calls
         # Frozen for a while, as by Lightning's `toggle_optimizer`: that is no training call.
         is_frozen = idle and self._trains and not _trains(model)
-        if model.training and not is_frozen:
+        if not self._is_training(model):
+            self._watch_evaluation(model)
+        elif not is_frozen:
+            self._stop_evaluated()
             self.trained = True
             skips = idle and self._compiled.skipped
             parts = own(model, _compiled_by_others(model)) if skips else []
@@ -297,6 +325,13 @@ def _tell_uncalled(wrapper: ref[CallWrapper], parameter: int) -> None:
     found = wrapper()
     if found is not None:
         found.tell_uncalled(parameter)
+
+
+def _tell_evaluated(wrapper: ref[CallWrapper], _: int) -> None:
+    """`CallWrapper.tell_evaluated`, as above."""
+    found = wrapper()
+    if found is not None:
+        found.tell_evaluated()
 
 
 def _seen(backend: Backend) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outcore.capture import recurrent_layers
 
 MOST_WATCHED = 64
-"""Parameters that are watched for a model that is not called."""
+"""Parameters of a model that a `GradientWatch` watches."""
 
 OWN = "torch.nn."
 """Prefix of torch's own module classes, which torch compiles only as part of other code."""
@@ -65,8 +65,8 @@ class UnseenModules:
             hook.remove()
 
 
-class UncalledModel:
-    """Notices that parameters of a model get gradients although the model itself is not called.
+class GradientWatch:
+    """Notices that parameters of a model get gradients.
 
     It watches some of them by hooks, until the second gradient of one: the first may come from a
     penalty on the parameters alone.
