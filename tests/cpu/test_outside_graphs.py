@@ -442,6 +442,62 @@ def test_parts_of_a_graph_that_cannot_be_traced_are_planned() -> None:
         assert torch.equal(mine.grad, its.grad)
 
 
+class Encoder(nn.Module):
+    """torch's encoder looks at what a mask holds, which ends the graph, unless it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.encoder(x.view(-1, 32, 64), mask=self.mask)
+        return result
+
+
+class Looks(nn.Module):
+    """Reads a number, between modules of torch's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        looks(x)
+        return x.relu()
+
+
+class Within(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), Looks(), nn.Linear(64, 64))
+        self.layers = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        (Encoder, ["encoder.layers.0, encoder.layers.1."]),
+        (Within, ["layers.", "layers.0, layers.1.", "layers.1.0, layers.1.3."]),
+    ],
+)
+def test_parts_of_torch_s_own_code_that_ends_a_graph_are_planned(
+    made: type[nn.Module], names: list[str]
+) -> None:
+    """Nobody asked that their caller be left uncompiled."""
+    expected = train(made(), STEPS + 4)
+    module = outcore.wrap(made(), BUDGET, strict=True)
+    assert alike(train(module, STEPS + 4), expected)
+    report = outcore.handle(module).report()
+    assert report.state == "in-core"
+    assert [note.partition("calls them: ")[2].partition(" TORCH")[0] for note in report.notes][
+        : len(names)
+    ] == names
+
+
 class Bags(nn.Module):
     """AOTAutograd fails to trace the gradient of these weights, with an error of its own."""
 
@@ -523,6 +579,8 @@ class TestAside:
         found = pieces(module, ["blocks.0.0", "blocks.0.1", "blocks.2.0", "head"])
         assert list(found) == ["blocks.0", "blocks.2.0", "head"]
         assert found["blocks.0"] is module.blocks[0]
+        smaller = pieces(module, ["blocks.0.0", "head"], [module.blocks[0], module.head])
+        assert list(smaller) == ["blocks.0.0"]
 
 
 class Coded(nn.Module):

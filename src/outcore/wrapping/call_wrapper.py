@@ -28,7 +28,14 @@ from outcore.wrapping.notes import (
     UNSEEN_PART,
     listed,
 )
-from outcore.wrapping.outside_graphs import GradientWatch, UnseenModules, own, pieces, unseen
+from outcore.wrapping.outside_graphs import (
+    GradientWatch,
+    UnseenModules,
+    is_called_by_own,
+    own,
+    pieces,
+    unseen,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -255,17 +262,25 @@ class CallWrapper:
     def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
         """Compile separately the modules at the paths `plain`, which ran in no graph.
 
-        Only if torch failed to compile some code of the calls: otherwise it was told to leave their
-        caller uncompiled. Returns the paths of modules that this does not help.
+        Returns the paths of modules that this does not help.
         """
         self.calls_to_wait = 0
-        alone = pieces(model, plain) if self._compiled.skipped else {}
-        alone = {name: module for name, module in alone.items() if module not in WRAPPERS}
+        alone = pieces(model, self._meant(model, plain), WRAPPERS)
         for module in alone.values():
             self.inner.add(install_wrapper(module, self.backend, owns=False, inner=True))
         if alone:
+            self._look_again()  # something in a part may end its graph
             self._note(model, ALONE.format(names=listed(list(alone))), aloud=False)
         return [] if alone else plain
+
+    def _meant(self, model: nn.Module, plain: list[str]) -> list[str]:
+        """Those of the paths whose caller torch was meant to compile.
+
+        All, if it failed to compile some code of the calls. Otherwise it may have been told to
+        leave the caller uncompiled, unless that is torch's own.
+        """
+        skips = self._compiled.skipped
+        return [path for path in plain if skips or is_called_by_own(model, path)]
 
     def _note_uncompiled(self, model: nn.Module) -> None:
         """Note a call that had to run uncompiled; warn if nothing was trained otherwise so far."""
@@ -295,6 +310,7 @@ class CallWrapper:
         """Run the module; after the first training call, check whether it brought anything."""
         backend = self.backend
         calls, notes, skipped = calls_of(backend), len(backend.notes), compiled.skipped()
+        traced = compiled.traced()
         results = self._run_compiled(model, args, kwargs)
         self._noted |= len(backend.notes) > notes
         if compiled.skipped() > skipped:
@@ -307,9 +323,9 @@ class CallWrapper:
         elif not is_frozen:
             self._stop_evaluated()
             self.trained = True
-            skips = idle and self._compiled.skipped
-            parts = own(model, _compiled_by_others(model)) if skips else []
-            self.calls_to_wait = CALLS_TO_WAIT if pieces(model, parts) else 0
+            tried = idle and (self._compiled.skipped or compiled.traced() > traced)
+            parts = own(model, _compiled_by_others(model)) if tried else []
+            self.calls_to_wait = CALLS_TO_WAIT if pieces(model, self._meant(model, parts)) else 0
             self._told = idle and not self.calls_to_wait
             if self._told and not self._noted:
                 _nothing_to_do(model, strict=backend.options.strict)

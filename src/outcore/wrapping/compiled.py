@@ -61,13 +61,13 @@ class Compiled:
         """Run the module, with recurrent layers kept out of graphs. Raises what it raises."""
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        traced = counters["frames"]["total"]
+        before = traced()
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_hooks():
                 return self._run(model, _hooks(model), *args, **kwargs)
         except BaseException as error:
-            if counters["frames"]["total"] > traced:
+            if traced() > before:
                 self._trace_anew(error)
             raise
 
@@ -118,6 +118,11 @@ def users_frames(found: TracebackType | None) -> TracebackType | None:
 def limits() -> int:
     """How many times torch refused to compile a function once more."""
     return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))
+
+
+def traced() -> int:
+    """How many pieces of code torch has tried to compile."""
+    return counters["frames"]["total"]
 
 
 def skipped() -> int:

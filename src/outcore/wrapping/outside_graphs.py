@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -127,22 +127,40 @@ def _is_own(module: nn.Module) -> bool:
     return kind.forward is not nn.Module.forward and not recurrent_layers(module)
 
 
-def pieces(model: nn.Module, paths: Iterable[str]) -> dict[str, nn.Module]:
+def pieces(
+    model: nn.Module, paths: Iterable[str], tried: Container[nn.Module] = ()
+) -> dict[str, nn.Module]:
     """Return the largest of torch's own modules inside `model` that contain the modules at `paths`.
 
     torch compiles none of them if it does not compile their caller. Each can be compiled
-    separately, except modules with hooks that torch compiles nowhere.
+    separately, except modules with hooks that torch compiles nowhere. Those that were `tried` are
+    left out: something inside them ends graphs.
     """
-    return dict(piece for path in paths for piece in _piece(model, path))
+    return dict(piece for path in paths for piece in _piece(model, path, tried))
 
 
-def _piece(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+def _piece(
+    model: nn.Module, path: str, tried: Container[nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
     """Yield the largest module that contains the one at `path` and can be compiled separately."""
     found: list[tuple[str, nn.Module]] = []
     while path and _stands_alone(module := model.get_submodule(path)):
         found.append((path, module))
         path = path.rpartition(".")[0]
-    yield from found[-1:]
+    yield from [piece for piece in found if piece[1] not in tried][-1:]
+
+
+def is_called_by_own(model: nn.Module, path: str) -> bool:
+    """Whether the module at `path` is called by another one of torch's own.
+
+    Then nobody meant its caller to run uncompiled: something ended the graph within.
+    """
+    while path:
+        path = path.rpartition(".")[0]
+        caller = model.get_submodule(path)
+        if type(caller).forward is not nn.Module.forward:  # unlike that of a list
+            return _is_own(caller)
+    return False
 
 
 def _stands_alone(module: nn.Module) -> bool:
