@@ -276,6 +276,64 @@ class TestGradients:
         call, _ = compiled(module)
         assert same(run(call, module), run(plain, plain))
 
+    @pytest.mark.parametrize(
+        "kinds",
+        [
+            ("flat", "detached"),
+            ("left", "right", "detached"),
+            ("all", "detached, transposed"),
+            ("flat", "all", "detached", "detached, transposed"),
+            ("detached", "detached again", "left"),
+            ("later", "flat", "detached"),
+        ],
+        ids=" and ".join,
+    )
+    def test_outputs_that_are_one_tensor(self, kinds: tuple[str, ...]) -> None:
+        """Autograd is told which outputs have gradients by objects, and two may be one otherwise.
+
+        Then nothing before them is trained.
+        """
+        of: dict[str, Callable[[Tensor], Tensor]] = {
+            "all": lambda y: y,
+            "flat": lambda y: y.flatten(),
+            "left": lambda y: y[:, :4],
+            "right": lambda y: y[:, 4:],
+            "later": lambda y: y.tanh(),
+            "detached": lambda y: y.detach(),
+            "detached again": lambda y: y.detach().detach(),
+            "detached, transposed": lambda y: y.detach().t(),
+        }
+
+        class Several(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(8, 8)
+
+            def forward(self, x: Tensor) -> list[Tensor]:
+                y = self.layer(x).sin()
+                return [of[kind](y) for kind in kinds]
+
+        def run(call: Any, module: nn.Module) -> list[list[Tensor]]:
+            seen = []
+            for step in range(STEPS):
+                module.zero_grad()
+                found = call(batch(step, 2, 8).view(-1, 8))
+                trained = [t for t in found if t.requires_grad]
+                assert len(trained) == sum(not kind.startswith("detached") for kind in kinds)
+                torch.stack([t.square().sum() for t in trained]).sum().backward()
+                seen.append(snapshot(module, torch.cat([t.detach().flatten() for t in found])))
+                for kind, t in zip(kinds, found, strict=True):
+                    assert not (kind.startswith("detached") and t._base is not None) or (
+                        not t._base.requires_grad
+                    ), "it would keep the graph"
+            return seen
+
+        torch.manual_seed(0)
+        module, plain = Several(), Several()
+        plain.load_state_dict(module.state_dict())
+        call, _ = compiled(module)
+        assert same(run(call, module), run(plain, plain))
+
     def test_a_strided_argument_at_another_offset(self) -> None:
         module = nn.Linear(WIDTH, WIDTH)
         call, _ = compiled(module)

@@ -104,7 +104,7 @@ class _Writer:
         body, cut = self.program.body, self.program.boundary
         forward = [line for i in range(cut) for line in self._instruction(i, body[i])]
         backward = [line for i in range(cut, len(body)) for line in self._instruction(i, body[i])]
-        outputs = _tuple(self._results(self.trace.outputs))
+        outputs = _tuple(_apart(self._results(self.trace.outputs)))
         views, named = _made_once(self._results(self.trace.gradients))
         backward, gradients = [*backward, *views], _tuple(named)
         crossing = self._crossing(forward, [*backward, gradients])
@@ -438,6 +438,23 @@ def _lies_as(value: Value, root: Value) -> bool:
         root.stride,
         root.offset,
     )
+
+
+def _apart(outputs: Sequence[str]) -> Iterator[str]:
+    """Forward's `outputs`, each as an object of its own that is no view of another one.
+
+    In the captured graph, `detach` makes another object of the same Value. Autograd goes by objects
+    when it is told which outputs are not differentiable, and a view of an output belongs to its
+    graph.
+    """
+    whole, given = {text for text in outputs if text.isidentifier()}, set[str]()
+
+    def detached(name: re.Match[str]) -> str:
+        return f"{name[0]}.detach()" if name[0] in whole else name[0]
+
+    for text in outputs:
+        yield text if text in whole - given else _NAME.sub(detached, text)
+        given.add(text)
 
 
 def _made_once(gradients: Sequence[str]) -> tuple[list[str], list[str]]:
