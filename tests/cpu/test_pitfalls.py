@@ -42,7 +42,10 @@ from outcore.runtime.graphs.obstacle import Obstacle
 from outcore.runtime.step.metered_step import _running
 from tests.cpu.training import (
     PROFILED_STEPS,
+    Away,
     Small,
+    away,
+    back,
     batch,
     mean_square,
     same,
@@ -333,6 +336,49 @@ class TestGradients:
         plain.load_state_dict(module.state_dict())
         call, _ = compiled(module)
         assert same(run(call, module), run(plain, plain))
+
+    def test_the_default_dtype_of_forward_holds_where_its_ops_run_again(self) -> None:
+        """Quotients of integers have the default dtype, which some libraries set around forward."""
+
+        class Placed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+            def forward(self, x: Tensor) -> Tensor:
+                places = torch.arange(x.numel()).view_as(x)
+                for i, layer in enumerate(self.layers):
+                    x = (
+                        torch.tanh(torch.relu(layer(x)) * ((places + i) / (3 * x.numel())))
+                        + x.sin()
+                    )
+                return x
+
+        def run(call: Any, module: nn.Module) -> list[Away]:
+            seen = []
+            for step in range(STEPS):
+                module.zero_grad()
+                seeded = torch.Generator().manual_seed(step)
+                x = torch.randn(1024, 64, generator=seeded, dtype=torch.float64)
+                torch.set_default_dtype(torch.float64)
+                try:
+                    found = call(x)
+                finally:
+                    torch.set_default_dtype(torch.float32)
+                loss = found.square().mean()
+                del found
+                loss.backward()
+                seen.append(away(snapshot(module, loss.detach())))
+                del loss
+            return seen
+
+        torch.manual_seed(0)
+        module, plain = Placed().double(), Placed().double()
+        plain.load_state_dict(module.state_dict())
+        backend = Backend(budget="10MiB", policy="recompute-all")
+        found = run(torch.compile(module, backend=backend), module)
+        assert backend.report().state == "planned"
+        assert same(list(map(back, found)), list(map(back, run(plain, plain))))
 
     def test_a_strided_argument_at_another_offset(self) -> None:
         module = nn.Linear(WIDTH, WIDTH)

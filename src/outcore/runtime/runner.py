@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
+
+import torch
 
 from outcore.capture import (
     as_it_lies,
@@ -49,8 +52,8 @@ class Runner:
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
         """AOTAutograd's backward: the gradients.
 
-        The caller may have autocast on although forward ran without it: ops of forward that run
-        again must give what they gave at first.
+        The caller may have autocast on, or another default dtype, although forward did not: ops of
+        forward that run again must give what they gave at first.
         """
         with self.engine.lock, without_autocast():
             return self._backward(args)
@@ -88,17 +91,22 @@ class Runner:
         return [*results, stand_in]
 
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
-        graph, stores, driver = self.graph, self.engine.stores, self.engine.driver
         saved = len(self.saved_inputs)
         stand_in, tangents = args[saved], list(map(plain, args[saved + 1 :]))
         args.clear()
-        store = stores.find(stand_in)
+        store = self.engine.stores.find(stand_in)
         store.check_versions()
         if any(map(is_batched, tangents)):
             raise StepError(
                 reason="is_grads_batched=True cannot run a graph that outcore plans: call "
                 "torch.autograd.grad once for each gradient, with retain_graph=True"
             )
+        with _with_default(store.default_dtype):
+            return self._come_back(store, tangents)
+
+    def _come_back(self, store: Store, tangents: list[Any]) -> tuple[Any, ...]:
+        """The gradients of the call of `store`. Empties `tangents`."""
+        graph, stores, driver = self.graph, self.engine.stores, self.engine.driver
         visit, again = store.visit, keeps_graph()
         visit.away_bytes += stores.away_bytes()
         self.conductor.begin_backward(store, tangents, again=again)
@@ -238,3 +246,17 @@ def _let_lie(
     for position in positions:
         value = trace.values[values[position]]
         given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)
+
+
+@contextmanager
+def _with_default(dtype: torch.dtype) -> Iterator[None]:
+    """Context with `dtype` as the default dtype."""
+    before = torch.get_default_dtype()
+    if before == dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -57,6 +57,8 @@ class Store:
     queue: object = None
     number: int = field(default_factory=lambda: next(_numbers))
     runner: Any = None
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    """That of the forward call."""
     away: list[Away] = field(default_factory=list)
     """What was moved out of `crossing`, to make room for another call (`Eviction`)."""
 
