@@ -73,6 +73,8 @@ VARYING_ON_CUDA = frozenset(
         "aten._ctc_loss_backward.default",
         "aten._ctc_loss_backward.Tensor",
         "aten._cudnn_attention_backward.default",
+        "aten._cudnn_ctc_loss.default",
+        "aten._cudnn_ctc_loss.Tensor",
         "aten._efficient_attention_backward.default",
         "aten._embedding_bag_backward.default",
         "aten._embedding_bag_dense_backward.default",
@@ -83,10 +85,12 @@ VARYING_ON_CUDA = frozenset(
         "aten.adaptive_max_pool2d_backward.default",
         "aten.adaptive_max_pool3d_backward.default",
         "aten.avg_pool3d_backward.default",
+        "aten.cudnn_grid_sampler_backward.default",
         "aten.embedding_dense_backward.default",
         "aten.fractional_max_pool2d_backward.default",
         "aten.fractional_max_pool3d_backward.default",
         "aten.max_pool3d_with_indices_backward.default",
+        "aten.multinomial.default",
         "aten.reflection_pad1d_backward.default",
         "aten.reflection_pad2d_backward.default",
         "aten.reflection_pad3d_backward.default",
@@ -98,8 +102,8 @@ VARYING_ON_CUDA = frozenset(
 """Ops whose kernels on CUDA sum by atomics, or choose among equal values by which comes first.
 
 They are the ops that `torch.use_deterministic_algorithms` lists and `ACCUMULATING` does not have,
-except convolutions (`effects_on_cuda`). Added are the ops that scan as `cumsum` does, and the
-backward of fused attention, which sums over blocks.
+except convolutions (`effects_on_cuda`). Added are the ops that scan as `cumsum` does, also within
+(`multinomial`), the backward of fused attention, which sums over blocks, and cuDNN's.
 """
 
 EXACT_ON_INTEGERS = frozenset({"aten.cumprod.default", "aten.cumsum.default"})

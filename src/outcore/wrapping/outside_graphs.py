@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from outcore.capture import recurrent_layers
@@ -107,11 +108,12 @@ def _missing(module: nn.Module, known: Collection[int]) -> list[nn.Parameter]:
 def own(model: nn.Module, apart: Collection[str] = ()) -> list[str]:
     """Return the paths of torch's own modules inside `model` that are callable and not recurrent.
 
-    Modules at the paths `apart`, and inside them, are left out.
+    With those of scripted modules, which torch does not compile either. Modules at the paths
+    `apart`, and inside them, are left out.
     """
     named = ((f"{path}.", module) for path, module in model.named_modules() if path)
     others = tuple(f"{path}." for path in apart)
-    return [p[:-1] for p, module in named if _is_own(module) and not p.startswith(others)]
+    return [p[:-1] for p, m in named if _is_alone(m) and not p.startswith(others)]
 
 
 def unseen(model: nn.Module, known: Collection[int], apart: Collection[str] = ()) -> list[str]:
@@ -119,10 +121,20 @@ def unseen(model: nn.Module, known: Collection[int], apart: Collection[str] = ()
     return [path for path in own(model, apart) if _missing(model.get_submodule(path), known)]
 
 
+def _is_alone(module: nn.Module) -> bool:
+    """Whether torch compiles the module only as part of other code, or not at all."""
+    return _is_own(module) or _is_scripted(module)
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    """Whether the module is scripted. Its class has no `forward`."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
 def _is_own(module: nn.Module) -> bool:
     """Whether the module is torch's own, can be called, and has no recurrent layers."""
     kind = type(module)
-    if not kind.__module__.startswith(OWN):  # the class of a scripted module has no `forward`
+    if not kind.__module__.startswith(OWN):  # nor is it scripted
         return False
     return kind.forward is not nn.Module.forward and not recurrent_layers(module)
 
@@ -158,7 +170,7 @@ def is_called_by_own(model: nn.Module, path: str) -> bool:
     while path:
         path = path.rpartition(".")[0]
         caller = model.get_submodule(path)
-        if type(caller).forward is not nn.Module.forward:  # unlike that of a list
+        if _is_scripted(caller) or type(caller).forward is not nn.Module.forward:  # unlike lists
             return _is_own(caller)
     return False
 
