@@ -498,6 +498,15 @@ def test_parts_of_torch_s_own_code_that_ends_a_graph_are_planned(
     ] == names
 
 
+def test_torch_s_own_code_that_is_left_alone_on_purpose_is_named() -> None:
+    module = Mixed()
+    module.left = nn.Sequential(nn.Linear(64, 64), nn.Tanh())  # type: ignore[assignment]  # a part
+    outcore.wrap(module, BUDGET)
+    with pytest.warns(UserWarning, match="that calls left.0: they run as plain PyTorch"):
+        train(module)
+    assert not [m for m in module.left.modules() if m._compiled_call_impl]
+
+
 class Bags(nn.Module):
     """AOTAutograd fails to trace the gradient of these weights, with an error of its own."""
 

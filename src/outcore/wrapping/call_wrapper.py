@@ -276,11 +276,12 @@ class CallWrapper:
     def _meant(self, model: nn.Module, plain: list[str]) -> list[str]:
         """Those of the paths whose caller torch was meant to compile.
 
-        All, if it failed to compile some code of the calls. Otherwise it may have been told to
-        leave the caller uncompiled, unless that is torch's own.
+        All, if it failed to compile some code of the calls. If something ended graphs instead,
+        those that torch's own code calls. Otherwise torch may have been told to leave the caller
+        uncompiled.
         """
-        skips = self._compiled.skipped
-        return [path for path in plain if skips or is_called_by_own(model, path)]
+        skips, broke = self._compiled.skipped, self._compiled.broke
+        return [path for path in plain if skips or (broke and is_called_by_own(model, path))]
 
     def _note_uncompiled(self, model: nn.Module) -> None:
         """Note a call that had to run uncompiled; warn if nothing was trained otherwise so far."""
@@ -310,7 +311,6 @@ class CallWrapper:
         """Run the module; after the first training call, check whether it brought anything."""
         backend = self.backend
         calls, notes, skipped = calls_of(backend), len(backend.notes), compiled.skipped()
-        traced = compiled.traced()
         results = self._run_compiled(model, args, kwargs)
         self._noted |= len(backend.notes) > notes
         if compiled.skipped() > skipped:
@@ -323,7 +323,7 @@ class CallWrapper:
         elif not is_frozen:
             self._stop_evaluated()
             self.trained = True
-            tried = idle and (self._compiled.skipped or compiled.traced() > traced)
+            tried = idle and (self._compiled.skipped or self._compiled.broke)
             parts = own(model, _compiled_by_others(model)) if tried else []
             self.calls_to_wait = CALLS_TO_WAIT if pieces(model, self._meant(model, parts)) else 0
             self._told = idle and not self.calls_to_wait

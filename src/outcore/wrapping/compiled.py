@@ -27,6 +27,9 @@ Call = Callable[..., Any]
 LIMIT = "Dynamo recompile limit exceeded"
 """Prefix of torch's counter for functions that it compiles no more."""
 
+TOLD = "torch.compiler.disable"
+"""Part of torch's reasons for graph breaks that it was told to make."""
+
 NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 """Folders of code that torch never compiles by itself."""
 
@@ -49,6 +52,8 @@ class Compiled:
     def __init__(self, model: nn.Module, backend: Backend) -> None:
         self.skipped = type(model) in SKIPPED
         """Whether torch failed to compile code of the calls."""
+        self.broke = False
+        """Whether something ended a graph in the calls that was not meant to (`broken`)."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
         self._traced = FunctionType(run_plain.__code__.replace(), globals(), run_plain.__name__)
@@ -61,7 +66,7 @@ class Compiled:
         """Run the module, with recurrent layers kept out of graphs. Raises what it raises."""
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        before = traced()
+        before, breaks = traced(), broken()
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_hooks():
@@ -70,6 +75,8 @@ class Compiled:
             if traced() > before:
                 self._trace_anew(error)
             raise
+        finally:
+            self.broke |= broken() > breaks
 
     def take_skipped(self, model: nn.Module) -> None:
         """Note that torch failed to compile code of a call."""
@@ -123,6 +130,12 @@ def limits() -> int:
 def traced() -> int:
     """How many pieces of code torch has tried to compile."""
     return counters["frames"]["total"]
+
+
+def broken() -> int:
+    """How many graph breaks torch has met, without those that it was told to make."""
+    breaks = counters["graph_break"].items()
+    return sum(often for reason, often in breaks if TOLD not in reason)
 
 
 def skipped() -> int:

@@ -163,10 +163,7 @@ def _piece(
 
 
 def is_called_by_own(model: nn.Module, path: str) -> bool:
-    """Whether the module at `path` is called by another one of torch's own.
-
-    Then nobody meant its caller to run uncompiled: something ended the graph within.
-    """
+    """Whether the module at `path` is called by another one of torch's own."""
     while path:
         path = path.rpartition(".")[0]
         caller = model.get_submodule(path)
