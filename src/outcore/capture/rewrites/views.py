@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node, map_arg
 from torch.utils._pytree import tree_leaves
 
@@ -19,7 +21,8 @@ def of_what_is_there(joint: GraphModule) -> None:
     for node in joint.graph.nodes:
         if _is_view(node) and not _shares(node):
             args, kwargs = map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
-            with _tensors(args)[0].fake_mode:  # type: ignore[attr-defined]  # a view has a source
+            fakes = (t for t in _tensors(args) if isinstance(t, FakeTensor))
+            with next((fake.fake_mode for fake in fakes), nullcontext()):
                 node.meta["val"] = node.target(*args, **kwargs)
 
 
