@@ -103,7 +103,7 @@ def test_a_plan_for_more_calls_divides_the_host_memory(
     offloading: Callable[..., Backend], needed: int
 ) -> None:
     backend = offloading(host_budget=needed * 3)
-    steps = [*ALONE, 2, 2]
+    steps = [*ALONE, 2, 2, 2]
     assert same(outstanding(steps, backend), outstanding(steps, "aot_eager"))
     planned = the_plan(backend)
     assert planned.calls == 2

@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 
 import outcore
 from outcore.errors import CaptureError, InfeasibleError, NotEngagedError
+from outcore.measure import resident_bytes
 from outcore.wrapping.call_wrapper import CALLS_TO_WAIT
 from outcore.wrapping.outside_graphs import UnseenModules, own, pieces
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
@@ -158,7 +159,8 @@ def test_a_step_that_has_no_room_for_what_was_unfrozen_can_be_run_again() -> Non
     expected = train(Blocks(breaks))
     module = Blocks(breaks)
     module.blocks.requires_grad_(False)
-    outcore.wrap(module, "4MiB", policy="swap-all")
+    held = resident_bytes(torch.device("cpu")) - sum(p.nbytes for p in module.parameters())
+    outcore.wrap(module, held + (4 << 20), policy="swap-all")
     train(module)
     module.blocks.requires_grad_()
     module.load_state_dict(Blocks().state_dict())

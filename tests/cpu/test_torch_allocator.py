@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outcore.execute import torch_allocator
-from outcore.execute.segments import EXPANDABLE
+from outcore.execute.segments import EXPANDABLE, VARIABLES
 from outcore.execute.torch_allocator import expand, expands_well, settings
 
 GPU = torch.device("cuda", 0)
@@ -48,7 +48,8 @@ def allocator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", made.allocate)
     monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
     return made
 
 
