@@ -66,7 +66,7 @@ class Compiled:
         """Run the module, with recurrent layers kept out of graphs. Raises what it raises."""
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        before, breaks = traced(), broken()
+        before, breaks = traced(), 0 if self.broke else broken()
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_hooks():
@@ -76,7 +76,8 @@ class Compiled:
                 self._trace_anew(error)
             raise
         finally:
-            self.broke |= broken() > breaks
+            if not self.broke and traced() > before:
+                self.broke = broken() > breaks
 
     def take_skipped(self, model: nn.Module) -> None:
         """Note that torch failed to compile code of a call."""
