@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,22 @@ def _cuda_is_available() -> bool:
     import torch  # noqa: PLC0415 - only if GPU tests were collected: tests/pure runs without torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays() -> Iterator[None]:
+    """Fail a test that leaves a changed environment to those that follow in its process.
+
+    pytest and torch set the variables that are left out.
+    """
+    before = dict(os.environ)
+    yield
+    left = before.items() ^ os.environ.items()
+    names = sorted({name for name, _ in left} - {"PYTEST_CURRENT_TEST", "KINETO_LOG_LEVEL"})
+    if names:
+        os.environ.clear()
+        os.environ.update(before)
+        pytest.fail(f"the test leaves the environment changed: {', '.join(names)}")
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -259,6 +262,12 @@ sys.exit(pytest.main(['tests/gpu', '--collect-only', '-q', *{without}]))
 
 
 class TestCommand:
+    @pytest.fixture(autouse=True)
+    def _environment(self) -> Iterator[None]:
+        """The command sets up torch's allocator for its own process and those to come."""
+        with mock.patch.dict(os.environ):
+            yield
+
     def test_one_benchmark_from_end_to_end(self, tmp_path, capsys):
         file = tmp_path / "gpu.json"
         main(["--device", "cpu", "--small", "--only", "links", "decoder", "--out", str(file)])

@@ -15,6 +15,8 @@ from outcore.allocators import Card, Held
 from outcore.allocators.best_fit import BestFit
 from outcore.allocators.expandable import ExpandableSegments
 from outcore.errors import BudgetError, OptionValueError
+from outcore.execute import torch_allocator
+from outcore.execute.segments import VARIABLES
 from outcore.measure import resident_bytes
 from outcore.runtime.limits import host
 from outcore.runtime.limits.card import laid
@@ -129,6 +131,9 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *, include_traces: segments)
     monkeypatch.setattr("outcore.runtime.settings.options.expand", lambda _: None)
+    monkeypatch.setattr(torch_allocator, "_ask", None)  # torch reads the variables only once
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: SimpleNamespace(idx=1))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     for given, fraction, spare in (("auto", 1.0, 4), (None, 1.0, 4), (None, 0.25, 2)):
