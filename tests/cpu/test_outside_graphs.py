@@ -17,7 +17,8 @@ import outcore
 from outcore.errors import CaptureError, InfeasibleError, NotEngagedError
 from outcore.measure import resident_bytes
 from outcore.wrapping.call_wrapper import CALLS_TO_WAIT
-from outcore.wrapping.outside_graphs import UnseenModules, own, pieces
+from outcore.wrapping.looking import UnseenModules
+from outcore.wrapping.outside_graphs import own, pieces
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
 
 STEPS = PROFILED_STEPS + 4

@@ -16,7 +16,8 @@ from outcore.capture import must_run_uncompiled
 from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.runtime.backend import Backend
 from outcore.wrapping import compiled
-from outcore.wrapping.compiled import Call, Compiled, run_plain, users_frames
+from outcore.wrapping.compiled import Call, Compiled, run_plain, users_frames, users_level
+from outcore.wrapping.looking import Looking
 from outcore.wrapping.notes import (
     ALONE,
     OTHERS,
@@ -28,14 +29,8 @@ from outcore.wrapping.notes import (
     UNSEEN_PART,
     listed,
 )
-from outcore.wrapping.outside_graphs import (
-    GradientWatch,
-    UnseenModules,
-    is_called_by_own,
-    own,
-    pieces,
-    unseen,
-)
+from outcore.wrapping.outside_graphs import is_called_by_own, own, pieces, unseen
+from outcore.wrapping.watches import EvalWatch, GradientWatch
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -45,16 +40,9 @@ CALLS_TO_WAIT = 16
 """Calls after the first training call in which a model that brought no graph may yet be compiled in
 parts. A step, with its backward, should end within so many."""
 
-LOOKS = 2
-"""Training steps whose backward shows which parameters no graph has. The second one looks again,
-after more has been compiled."""
-
 MOST_STARTS = 4
 """How often a wrapper starts over because torch stops compiling code that it compiled before. Some
 models bring code that cannot be compiled in each step."""
-
-CALLERS = 7
-"""Stack levels from where a wrapper warns to where its model is called."""
 
 
 class CallWrapper:
@@ -78,26 +66,19 @@ class CallWrapper:
         """Whether it was reported that training calls bring nothing to plan."""
         self.calls_to_wait = 0
         """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
-        self._inner, self._looks = inner, 0
-        """`_looks`: in how many further training steps to look for parameters that no graph has."""
+        self._inner = inner
         self._starts_left = 0 if inner else MOST_STARTS
-        self._parameters = [ref(parameter) for parameter in model.parameters()]
-        self._most_trained = 0
-        """The most of them that a call has trained. When there are more, some were unfrozen."""
-        self._unseen: UnseenModules | None = None
-        """Finds out, in the backward of a training call, which parameters no graph has."""
+        self._looking = Looking(model, backend.parameters.lookers)
+        """Finds the parts that no graph has, of a wrapped model, not of a part (`inner`)."""
         if not inner:
-            self._look_again()
+            self._looking.again()
         self._compiled = Compiled(model, backend)
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, because the model as a whole is not."""
         self._model = ref(model)
         self._uncalled = None if inner else GradientWatch(model, partial(_tell_uncalled, ref(self)))
         """Watches for gradients up to the first call."""
-        self._evaluated: GradientWatch | None = None
-        """Watches for gradients of a model in eval mode."""
-        self._trains_in_eval = False
-        """Whether the model was seen to be trained in eval mode, as with frozen batch norms."""
+        self._in_eval = EvalWatch(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, compiled if there may be something to plan.
@@ -113,12 +94,8 @@ class CallWrapper:
         if must_run_uncompiled():
             self._note_uncompiled(model)
             return self._run_uncompiled(model, args, kwargs)
-        unseen = self._unseen
-        if unseen is not None and unseen.used:
-            self._unseen, known = None, _known(model)
-            plain = self._take_in(model, unseen.end(model, known))
-            if plain and not self._told:
-                self._note_unseen(model, UNCOMPILED.format(names=listed(plain)))
+        if self._looking.found:
+            self._take_found(model)
         trained, seen = self.trained, _seen(self.backend)
         limits, skipped = compiled.limits(), compiled.skipped()
         run = self._run_compiled if trained else self._until_trained
@@ -134,7 +111,9 @@ class CallWrapper:
             if not self.calls_to_wait:
                 self._note_unseen(model, UNSEEN)
             self.calls_to_wait = max(0, self.calls_to_wait - 1)
-        self._look(model)
+        if not self._inner:
+            known, apart = _known, _compiled_by_others
+            self._looking.after_call(model, known, apart, trained=self.trained)
         return results
 
     def _start_over(self, model: nn.Module) -> None:
@@ -149,50 +128,13 @@ class CallWrapper:
         kept = {id(parameter) for module in alone for parameter in module.parameters()}
         self.backend.parameters.forget({id(p) for p in model.parameters()} - kept)
         self.calls_to_wait = CALLS_TO_WAIT
-        self._look_again()
-
-    def _look_again(self) -> None:
-        self._stop_unseen()
-        self._looks = LOOKS
-        self.backend.parameters.lookers.add(self)
-
-    def _trained(self) -> int:
-        """How many of the model's parameters are trained."""
-        return sum(p is not None and p.requires_grad for p in (p() for p in self._parameters))
-
-    def _look(self, model: nn.Module) -> None:
-        """Watch the backward of a training call for parameters that no graph has.
-
-        This happens for at most `LOOKS` training calls, and as many after parameters are unfrozen.
-        """
-        if self._inner:
-            return
-        trained = self._trained()
-        if trained > self._most_trained:
-            self._most_trained = trained
-            self._look_again()
-        if self._unseen is not None:
-            return
-        if not self._looks:
-            self.backend.parameters.lookers.discard(self)
-        elif self.trained:
-            self._looks -= 1
-            known = _known(model)
-            if known is not None:
-                unseen = UnseenModules(model, known, _compiled_by_others(model))
-                self._unseen = unseen if unseen.looks else None
+        self._looking.again()
 
     def stop_looking(self) -> None:
         """Remove the hooks on parameters."""
-        self.backend.parameters.lookers.discard(self)
-        self._stop_unseen()
+        self._looking.stop()
         self.stop_watching()
-        self._stop_evaluated()
-
-    def _stop_unseen(self) -> None:
-        unseen, self._unseen = self._unseen, None
-        if unseen is not None:
-            unseen.stop()
+        self._in_eval.stop()
 
     def stop_watching(self) -> None:
         """Do not notice any more if the model trains without being called."""
@@ -202,23 +144,7 @@ class CallWrapper:
 
     def _is_training(self, model: nn.Module) -> bool:
         """Whether calls with gradients are training calls: the mode may say so, or backward."""
-        return model.training or self._trains_in_eval
-
-    def _watch_evaluation(self, model: nn.Module) -> None:
-        """Notice in backward that calls in eval mode are training calls after all."""
-        if self._evaluated is None:
-            self._evaluated = GradientWatch(model, partial(_tell_evaluated, ref(self)))
-
-    def _stop_evaluated(self) -> None:
-        evaluated, self._evaluated = self._evaluated, None
-        if evaluated is not None:
-            evaluated.stop()
-
-    def tell_evaluated(self) -> None:
-        """Note that the parameters get gradients; in eval mode, later calls count as training."""
-        model = self._model()
-        self._stop_evaluated()
-        self._trains_in_eval = model is not None and not model.training
+        return model.training or self._in_eval.trains
 
     def tell_uncalled(self, parameter: int) -> None:
         """Warn that the model is not called, unless a graph has the parameter with this `id`."""
@@ -259,6 +185,12 @@ class CallWrapper:
         if plain and not self._take_in(model, plain):
             error.add_note(PLAIN_SO_FAR.format(names=listed(list(pieces(model, plain)))))
 
+    def _take_found(self, model: nn.Module) -> None:
+        """Compile separately what the last backward reached in no graph, or warn about it."""
+        plain = self._take_in(model, self._looking.take(model, _known(model)))
+        if plain and not self._told:
+            self._note_unseen(model, UNCOMPILED.format(names=listed(plain)))
+
     def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
         """Compile separately the modules at the paths `plain`, which ran in no graph.
 
@@ -269,7 +201,7 @@ class CallWrapper:
         for module in alone.values():
             self.inner.add(install_wrapper(module, self.backend, owns=False, inner=True))
         if alone:
-            self._look_again()  # something in a part may end its graph
+            self._looking.again()  # something in a part may end its graph
             self._note(model, ALONE.format(names=listed(list(alone))), aloud=False)
         return [] if alone else plain
 
@@ -300,7 +232,7 @@ class CallWrapper:
         if aloud and self.backend.options.strict:
             raise NotEngagedError(model=type(model).__name__, reason=text)
         if aloud and not known:
-            warnings.warn(f"outcore: {text}", stacklevel=CALLERS)
+            warnings.warn(f"outcore: {text}", stacklevel=users_level())
 
     def _run_uncompiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.backend.engine is not None:
@@ -319,9 +251,9 @@ class CallWrapper:
         # Frozen for a while, as by Lightning's `toggle_optimizer`: that is no training call.
         is_frozen = idle and self._trains and not _trains(model)
         if not self._is_training(model):
-            self._watch_evaluation(model)
+            self._in_eval.start(model)
         elif not is_frozen:
-            self._stop_evaluated()
+            self._in_eval.stop()
             self.trained = True
             tried = idle and (self._compiled.skipped or self._compiled.broke)
             parts = own(model, _compiled_by_others(model)) if tried else []
@@ -341,13 +273,6 @@ def _tell_uncalled(wrapper: ref[CallWrapper], parameter: int) -> None:
     found = wrapper()
     if found is not None:
         found.tell_uncalled(parameter)
-
-
-def _tell_evaluated(wrapper: ref[CallWrapper], _: int) -> None:
-    """`CallWrapper.tell_evaluated`, as above."""
-    found = wrapper()
-    if found is not None:
-        found.tell_evaluated()
 
 
 def _seen(backend: Backend) -> int:
@@ -428,4 +353,4 @@ def _nothing_to_do(model: nn.Module, *, strict: bool) -> None:
     error = NotEngagedError(model=type(model).__name__)
     if strict:
         raise error
-    warnings.warn(str(error), stacklevel=CALLERS)
+    warnings.warn(str(error), stacklevel=users_level())

@@ -123,6 +123,14 @@ def users_frames(found: TracebackType | None) -> TracebackType | None:
     return TracebackType(inner, found.tb_frame, found.tb_lasti, found.tb_lineno)
 
 
+def users_level() -> int:
+    """The `stacklevel` of a warning, given where this is called, that names the user's code."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_TRACED):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def limits() -> int:
     """How many times torch refused to compile a function once more."""
     return sum(often for text, often in counters["unimplemented"].items() if text.startswith(LIMIT))

@@ -1,105 +1,20 @@
-"""outside_graphs: find models and parts of models that run uncompiled, outside of all graphs."""
+"""outside_graphs: which parts of a model run outside of all graphs, and which can be compiled."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from functools import partial
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from outcore.capture import recurrent_layers
-
-MOST_WATCHED = 64
-"""Parameters of a model that a `GradientWatch` watches."""
 
 OWN = "torch.nn."
 """Prefix of torch's own module classes, which torch compiles only as part of other code."""
 
 
-class UnseenModules:
-    """Finds torch's own modules that backward reaches although no graph has their parameters.
-
-    It watches the next backward by hooks on parameters, so modules that a step does not use are not
-    counted. Recurrent layers, which run between graphs, are not counted either. torch compiles
-    modules of other classes by themselves.
-    """
-
-    def __init__(
-        self, model: nn.Module, known: Collection[int], apart: Collection[str] = ()
-    ) -> None:
-        """`known`: ids of the parameters that graphs have. `apart`: as for `own`."""
-        self._used: set[str] = set()
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(partial(_note, self._used, path))  # type: ignore[no-untyped-call]  # torch leaves it so
-            for path in unseen(model, known, apart)
-            for p in _missing(model.get_submodule(path), known)
-            if p.is_leaf
-        ]
-
-    @property
-    def looks(self) -> bool:
-        """Whether there are any modules to look for."""
-        return bool(self._hooks)
-
-    @property
-    def used(self) -> bool:
-        """Whether backward has reached one."""
-        return bool(self._used)
-
-    def end(self, model: nn.Module, known: Collection[int] | None) -> list[str]:
-        """Stop looking, and return the paths of the modules found.
-
-        Modules whose parameters graphs have by now are left out. Returns no paths if `known` is
-        None: it is not known what graphs have.
-        """
-        self.stop()
-        if known is None:
-            return []
-        return [path for path in unseen(model, known) if path in self._used]
-
-    def stop(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-
-
-class GradientWatch:
-    """Notices that parameters of a model get gradients.
-
-    It watches some of them by hooks, until the second gradient of one: the first may come from a
-    penalty on the parameters alone.
-    """
-
-    def __init__(self, model: nn.Module, tell: Callable[[int], None]) -> None:
-        """`tell` is called with the `id` of such a parameter, in backward."""
-        self._tell, self._often = tell, Counter[int]()
-        trained = [p for p in model.parameters() if p.requires_grad and type(p) is nn.Parameter]
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]  # torch leaves it so
-            for p in trained[:: 1 + len(trained) // MOST_WATCHED]
-        ]
-
-    def _note(self, parameter: Tensor) -> None:
-        self._often[id(parameter)] += 1
-        if self._often[id(parameter)] > 1:
-            self._tell(id(parameter))
-
-    def stop(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-
-def _note(used: set[str], path: str, _: Tensor) -> None:
-    """Record that backward reached a parameter of the module at `path`."""
-    used.add(path)
-
-
-def _missing(module: nn.Module, known: Collection[int]) -> list[nn.Parameter]:
+def missing(module: nn.Module, known: Collection[int]) -> list[nn.Parameter]:
     """Return the module's direct trained parameters that are not in `known`."""
     parameters = module.parameters(recurse=False)
     return [p for p in parameters if p.requires_grad and id(p) not in known]
@@ -118,7 +33,7 @@ def own(model: nn.Module, apart: Collection[str] = ()) -> list[str]:
 
 def unseen(model: nn.Module, known: Collection[int], apart: Collection[str] = ()) -> list[str]:
     """Return those of the paths `own` whose modules have trained parameters not in `known`."""
-    return [path for path in own(model, apart) if _missing(model.get_submodule(path), known)]
+    return [path for path in own(model, apart) if missing(model.get_submodule(path), known)]
 
 
 def _is_alone(module: nn.Module) -> bool:

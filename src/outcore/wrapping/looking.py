@@ -1,0 +1,132 @@
+"""looking: look for parts of a wrapped model that backward reaches and that no graph has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from weakref import WeakSet, ref
+
+from torch import Tensor, nn
+
+from outcore.wrapping.outside_graphs import missing, unseen
+
+STEPS = 2
+"""Training steps whose backward shows which parameters no graph has. The second one looks again,
+after more has been compiled."""
+
+
+class Looking:
+    """Looks at the first training calls of a model, and again when parameters are unfrozen."""
+
+    def __init__(self, model: nn.Module, lookers: WeakSet[object]) -> None:
+        """`lookers`: this adds itself as long as it looks (`Parameters.lookers`)."""
+        self._lookers = lookers
+        self._steps_left = 0
+        """In how many further training calls to look."""
+        self._parameters = [ref(parameter) for parameter in model.parameters()]
+        self._most_trained = 0
+        """The most of them that a call has trained. When there are more, some were unfrozen."""
+        self._unseen: UnseenModules | None = None
+        """Looks in the backward of the last call."""
+
+    def again(self) -> None:
+        """Look at the next `STEPS` training calls."""
+        self.stop()
+        self._steps_left = STEPS
+        self._lookers.add(self)
+
+    def after_call(
+        self,
+        model: nn.Module,
+        known: Callable[[nn.Module], Collection[int] | None],
+        apart: Callable[[nn.Module], Collection[str]],
+        *,
+        trained: bool,
+    ) -> None:
+        """Look in the backward of a call, if it is a training call (`trained`).
+
+        `known` and `apart` are asked for what `UnseenModules` is given.
+        """
+        now = sum(p is not None and p.requires_grad for p in (p() for p in self._parameters))
+        if now > self._most_trained:
+            self._most_trained = now
+            self.again()
+        if self._unseen is not None:
+            return
+        if not self._steps_left:
+            self._lookers.discard(self)
+        elif trained:
+            self._steps_left -= 1
+            ids = known(model)
+            if ids is not None:
+                found = UnseenModules(model, ids, apart(model))
+                self._unseen = found if found.looks else None
+
+    @property
+    def found(self) -> bool:
+        """Whether backward has reached such a part."""
+        return self._unseen is not None and self._unseen.used
+
+    def take(self, model: nn.Module, known: Collection[int] | None) -> list[str]:
+        """Return the paths of what was found, and look no more in this backward."""
+        found, self._unseen = self._unseen, None
+        return [] if found is None else found.end(model, known)
+
+    def stop(self) -> None:
+        """Remove the hooks on parameters."""
+        self._lookers.discard(self)
+        found, self._unseen = self._unseen, None
+        if found is not None:
+            found.stop()
+
+
+class UnseenModules:
+    """Finds torch's own modules that backward reaches although no graph has their parameters.
+
+    It watches the next backward by hooks on parameters, so modules that a step does not use are not
+    counted. Recurrent layers, which run between graphs, are not counted either. torch compiles
+    modules of other classes by themselves.
+    """
+
+    def __init__(
+        self, model: nn.Module, known: Collection[int], apart: Collection[str] = ()
+    ) -> None:
+        """`known`: ids of the parameters that graphs have. `apart`: as for `own`."""
+        self._used: set[str] = set()
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(partial(_note, self._used, path))  # type: ignore[no-untyped-call]  # torch leaves it so
+            for path in unseen(model, known, apart)
+            for p in missing(model.get_submodule(path), known)
+            if p.is_leaf
+        ]
+
+    @property
+    def looks(self) -> bool:
+        """Whether there are any modules to look for."""
+        return bool(self._hooks)
+
+    @property
+    def used(self) -> bool:
+        """Whether backward has reached one."""
+        return bool(self._used)
+
+    def end(self, model: nn.Module, known: Collection[int] | None) -> list[str]:
+        """Stop looking, and return the paths of the modules found.
+
+        Modules whose parameters graphs have by now are left out. Returns no paths if `known` is
+        None: it is not known what graphs have.
+        """
+        self.stop()
+        if known is None:
+            return []
+        return [path for path in unseen(model, known) if path in self._used]
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _note(used: set[str], path: str, _: Tensor) -> None:
+    """Record that backward reached a parameter of the module at `path`."""
+    used.add(path)
