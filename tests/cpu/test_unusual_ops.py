@@ -121,24 +121,6 @@ def test_cells_of_recurrent_layers() -> None:
     check(Recurring, [torch.randn(8, ROWS // 8, 32)])
 
 
-def test_gradients_that_are_sparse() -> None:
-    def trained(backend: Any) -> Tensor | None:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        table = nn.Embedding(10, 8, sparse=True)
-        call = torch.compile(nn.Sequential(table, nn.Linear(8, 8)), backend=backend)
-        call(torch.tensor([1, 2])).square().sum().backward()
-        return table.weight.grad
-
-    with pytest.warns(UserWarning, match="is not a plain strided tensor"):
-        seen = trained(Backend(budget="1GiB"))
-    expected = trained("aot_eager")
-    assert seen is not None
-    assert expected is not None
-    assert seen.is_sparse
-    assert torch.equal(seen.to_dense(), expected.to_dense())
-
-
 def test_views_of_what_is_not_as_described() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

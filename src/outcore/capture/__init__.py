@@ -33,6 +33,7 @@ from outcore.capture.recapture import capture_again
 from outcore.capture.rewrites.batch_norm import by_cudnn
 from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.prepare import prepare
+from outcore.capture.rewrites.sparse import SparseGradients, densely
 from outcore.capture.sizes.by_sizes import BySizes, is_symbolic
 from outcore.capture.sizes.symbolic import Symbolic, UnknownSizesError
 
@@ -40,6 +41,7 @@ __all__ = [
     "BySizes",
     "Captured",
     "Shells",
+    "SparseGradients",
     "Symbolic",
     "UnknownSizesError",
     "aot_autograd",
@@ -53,6 +55,7 @@ __all__ = [
     "capture_again",
     "compiles_autograd",
     "default_partition",
+    "densely",
     "ending_graphs",
     "fused",
     "is_batched",

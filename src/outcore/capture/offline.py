@@ -26,6 +26,7 @@ from outcore.capture.compiler.error_passthrough import passing
 from outcore.capture.compiler.tracing import as_kernels
 from outcore.capture.graph import Captured, capture
 from outcore.capture.rewrites.prepare import prepare
+from outcore.capture.rewrites.sparse import densely
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
 from outcore.ir.verify import verify_trace
@@ -95,7 +96,8 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
         if is_within(inputs):
             return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
         prepare(joint, num_fwd_outputs)
-        captured = capture(without_tokens(joint), num_fwd_outputs, range(len(states)))
+        dense = densely(joint, num_fwd_outputs)[0]
+        captured = capture(without_tokens(dense), num_fwd_outputs, range(len(states)))
         verify_trace(captured.trace)
         raise _Seen(captured)
 
@@ -150,7 +152,8 @@ def _partition(
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
     prepare(joint, num_fwd_outputs, anywhere=anywhere)
     static = list(static_lifetime_input_indices or ())
-    captured = capture(without_tokens(joint), num_fwd_outputs, static)
+    dense = densely(joint, num_fwd_outputs)[0]
+    captured = capture(without_tokens(dense), num_fwd_outputs, static)
     verify_trace(captured.trace)
     raise _Seen(captured)
 

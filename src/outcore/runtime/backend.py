@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from outcore.capture import (
     BySizes,
+    SparseGradients,
     Symbolic,
     aot_autograd,
     as_dynamo_compiles,
@@ -28,6 +29,7 @@ from outcore.capture import (
     capture,
     compiles_autograd,
     default_partition,
+    densely,
     ending_graphs,
     fused,
     is_symbolic,
@@ -242,7 +244,7 @@ class Backend:
             joint, reasons = fused(joint, num_fwd_outputs)
             self._note_unfused(reasons)
         try:
-            conductor = self._conductor(joint, num_fwd_outputs, static)
+            conductor, sparse = self._conductor(joint, num_fwd_outputs, static)
         except CaptureError as error:
             self._refuse(error)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
@@ -253,7 +255,7 @@ class Backend:
             static_lifetime_input_indices=static,
         )
         outside = shells(*halves, num_fwd_outputs, conductor.graph.captured.overwritten)
-        runner = Runner(conductor, outside.saved_inputs)
+        runner = Runner(conductor, outside.saved_inputs, sparse)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
         return outside.forward, outside.backward
 
@@ -285,20 +287,26 @@ class Backend:
             if self.options.fuse:
                 made, reasons = fused(made, outputs)
                 self._note_unfused(reasons)
-            return Runner(self._conductor(made, outputs, symbolic.static_inputs), saved)
+            conductor, sparse = self._conductor(made, outputs, symbolic.static_inputs)
+            return Runner(conductor, saved, sparse)
 
         by_size = BySize(symbolic, len(saved), make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
         return outside.forward, outside.backward
 
-    def _conductor(self, joint: GraphModule, outputs: int, static: list[int]) -> Conductor:
+    def _conductor(
+        self, joint: GraphModule, outputs: int, static: list[int]
+    ) -> tuple[Conductor, SparseGradients | None]:
         """The conductor of the graph of `joint`, which is registered with its device's engine.
+
+        Also returns what makes the sparse gradients, if there are any.
 
         Raises CaptureError if it cannot be planned.
         """
         start = time.perf_counter()
         prepare(joint, outputs)
-        captured = capture(without_tokens(joint), outputs, static)
+        dense, sparse = densely(joint, outputs)
+        captured = capture(without_tokens(dense), outputs, static)
         verify_trace(captured.trace)
         engine = self._engine(captured.device)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
@@ -307,7 +315,7 @@ class Backend:
 
         def fallback() -> Executable:
             with as_dynamo_compiles():
-                forward, backward = partition_later(joint, outputs, static)
+                forward, backward = partition_later(dense, outputs, static)
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
@@ -315,7 +323,7 @@ class Backend:
         self._compiled_anew = False
         self._note_capture(engine.steps.number)
         self.capture_seconds += time.perf_counter() - start
-        return Conductor(engine, graph)
+        return Conductor(engine, graph), sparse
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

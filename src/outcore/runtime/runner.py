@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 
 from outcore.capture import (
+    SparseGradients,
     as_it_lies,
     is_batched,
     keeps_graph,
@@ -36,8 +37,13 @@ class Runner:
     graph's constants, when torch drops that code.
     """
 
-    def __init__(self, conductor: Conductor, saved_inputs: tuple[int, ...]) -> None:
-        self.conductor, self.saved_inputs = conductor, saved_inputs
+    def __init__(
+        self,
+        conductor: Conductor,
+        saved_inputs: tuple[int, ...],
+        sparse: SparseGradients | None = None,
+    ) -> None:
+        self.conductor, self.saved_inputs, self.sparse = conductor, saved_inputs, sparse
         self.graph, self.engine = conductor.graph, conductor.engine
 
     def __deepcopy__(self, _: dict[int, Any]) -> Runner:
@@ -56,7 +62,8 @@ class Runner:
         forward that run again must give what they gave at first.
         """
         with self.engine.lock, without_autocast():
-            return self._backward(args)
+            gradients = self._backward(args)
+            return gradients if self.sparse is None else self.sparse(gradients)
 
     def _forward(self, args: list[Any]) -> list[Any]:
         graph, residency, clock = self.graph, self.engine.residency, self.engine.driver.clock

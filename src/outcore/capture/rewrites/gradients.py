@@ -4,7 +4,8 @@ Several gradients may be views of one tensor: both of `a.view(-1) + b` are the g
 As the gradient of a parameter, autograd takes a tensor that nobody else holds without a copy.
 Gradients of different shapes are tensors of their own, so they would share memory, and what
 changes one of them in place, such as clipping, would change the other. In plain PyTorch, and if
-both have the same shape, autograd sees another owner and copies.
+both have the same shape, autograd sees another owner and copies. Sparse gradients share the memory
+of their values, also in plain PyTorch, but with each other alone.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ from torch.fx import GraphModule, Node
 from outcore.capture.compiler.compat import marked_as_backward
 from outcore.capture.nodes.aliases import root_of
 
+MADE = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
+"""The op that makes a sparse tensor of indices and values, and shares their memory."""
+
+PARTS = 3
+"""Position of the indices among the arguments of `MADE`; the values are next."""
+
 
 def unshared(joint: GraphModule, forward_outputs: int) -> None:
     """Clone gradients in `joint` that are other views of the tensor of an earlier one. In place."""
     output = next(iter(joint.graph.find_nodes(op="output")))
     results: list[Any] = list(output.args[0])
-    first: dict[Node, Node] = {}
+    made = [r for r in results[forward_outputs:] if isinstance(r, Node) and r.target is MADE]
+    first = {root_of(part): r for r in made for part in r.args[PARTS:] if isinstance(part, Node)}
     copies: dict[Node, Node] = {}
     for i, result in enumerate(results[forward_outputs:], forward_outputs):
         if not _may_be_taken(result) or first.setdefault(root_of(result), result) is result:
