@@ -64,6 +64,14 @@ def _links_are_measured_in_a_hurry() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _guards_are_not_timed() -> Iterator[None]:
+    """Save the 20 ms in which torch flushes caches after each compilation, to log a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _networks_are_traced_once() -> Iterator[None]:
     """Trace each network once: commands trace the same small ones often. Other tests cover that."""
     traced: dict[
