@@ -511,6 +511,23 @@ def test_a_forked_process_waits_for_no_copies(driver):
     assert ends_in_a_fork(driver.close)
 
 
+def test_a_forked_process_is_told_that_a_lane_of_its_parent_copies_nothing(driver):
+    """As one whose backward would read what the parent's forward offloaded."""
+    tensor = torch.ones(10)
+    lane = driver.open_lane(regions_of(tensor))
+    copy = lane.copy_out(tensor, 0)
+    lane.wait(copy)
+
+    def told() -> None:
+        with pytest.raises(StepError, match="was forked from"):
+            lane.wait(copy)
+        with pytest.raises(StepError, match="was forked from"):
+            lane.copy_in(0)
+
+    assert ends_in_a_fork(told)
+    lane.close()
+
+
 # ---- the bound on the process's memory -----------------------------------------------------------
 
 

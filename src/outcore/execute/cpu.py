@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
-from outcore.errors import SpillError, StepError, VerifyError
+from outcore.errors import SpillError, VerifyError
 from outcore.execute.arena import Arena, own_arena
 from outcore.execute.disk import (
     FILE_BLOCK_BYTES,
@@ -20,7 +20,6 @@ from outcore.execute.disk import (
     region_nbytes,
 )
 from outcore.execute.driver import (
-    FORKED,
     EmptyLane,
     Lane,
     OnCopy,
@@ -331,8 +330,7 @@ class CpuDriver:
         if self._spill is None or self._closed:
             directory = str(self._spill_dir or "")
             raise SpillError(directory=directory, reason="the driver is closed")
-        if self._spill.pid != os.getpid():
-            raise StepError(reason=FORKED)
+        self._spill.check_process()
         return self._spill
 
 

@@ -18,15 +18,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from outcore.gauges import Clock, Ledger
 from outcore.ir.hardware import Hardware, Link, Tier
-
-FORKED: Final = "this process was forked from the one that wrapped the model: wrap it again here"
-"""The reason of the StepError in a forked process, which has none of the driver's threads."""
 
 Direction: TypeAlias = Literal["out", "in"]
 """Out: away from the device. In: back to it."""

@@ -20,11 +20,15 @@ from typing import Final, TypeAlias
 
 import torch
 
+from outcore.errors import StepError
 from outcore.execute.disk import FILE_BLOCK_BYTES, SpillFile, new_bounce, words
 from outcore.execute.driver import CopySpan, Direction, OnCopy, Region
 from outcore.execute.folders import in_memory
 from outcore.gauges import OWN_THREADS
 from outcore.units import format_bytes
+
+FORKED: Final = "this process was forked from the one that wrapped the model: wrap it again here"
+"""The reason of the StepError in a forked process, which has none of the workers."""
 
 CHUNK_BYTES: Final = 8 << 20
 """The most bytes that one system call moves. Measured: larger chunks than 4 MiB are no faster."""
@@ -244,12 +248,21 @@ class Spill:
         self.drain()  # the room of lanes closed just now is freed by then
         return self.file.take(nbytes)
 
+    def check_process(self) -> None:
+        """Raise StepError in a forked process, where a copy would never be done."""
+        if os.getpid() != self.pid:
+            raise StepError(reason=FORKED)
+
     def can_wait(self) -> bool:
         """Whether this thread can wait for a worker: it is neither a worker nor in a fork."""
         return threading.current_thread() not in self.threads and os.getpid() == self.pid
 
     def put(self, copy: CopyJob) -> None:
-        """Give `copy` to the worker of its direction. Raises SpillError if the file is closed."""
+        """Give `copy` to the worker of its direction.
+
+        Raises SpillError if the file is closed, and StepError in a forked process.
+        """
+        self.check_process()
         (self.out if copy.direction == "out" else self.into).put(copy)
         # Check only now: `close` may run at any moment, on another thread or on this one (a
         # finalizer, a signal handler). What is queued after that is not served.
@@ -325,7 +338,11 @@ class FileRoom:
             raise dropped()
 
     def wait(self, handle: CopyJob) -> None:
-        """Return once the copy is done. Raises `SpillError` if it failed or was dropped."""
+        """Return once the copy is done.
+
+        Raises `SpillError` if it failed or was dropped, and StepError in a forked process.
+        """
+        self._spill.check_process()
         with handle.done:
             pass
         if handle.error is not None:

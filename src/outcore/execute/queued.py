@@ -16,11 +16,10 @@ from typing import Final
 
 import torch
 
-from outcore.errors import SpillError, StepError
+from outcore.errors import SpillError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.disk import FILE_BLOCK_BYTES
 from outcore.execute.driver import (
-    FORKED,
     CopySpan,
     Direction,
     EmptyLane,
@@ -228,8 +227,7 @@ class QueuedDriver:
         if self._disk is None:
             self._disk = StagedDisk(self.device, self.slabs, folder)
             weakref.finalize(self, self._disk.spill.close)
-        if self._disk.spill.pid != os.getpid():
-            raise StepError(reason=FORKED)
+        self._disk.spill.check_process()
         return self._disk
 
     def record(self, on_copy: OnCopy | None) -> None:
