@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import outcore
 from tests.cpu.training import Away, away, back, same
@@ -53,6 +54,12 @@ def refuse(module: nn.Module, what: Any) -> None:
         module(what)
 
 
+def compiled() -> int:
+    """How many graphs torch has compiled."""
+    graphs: int = counters["stats"]["unique_graphs"]
+    return graphs
+
+
 def fresh(*, breaks: bool = False) -> nn.Module:
     torch._dynamo.reset()
     gc.collect()
@@ -64,7 +71,10 @@ WRONG: dict[str, Callable[[], Any]] = {
     "refused": lambda: torch.ones(4096, 64),
     "text": lambda: "abc",
     "another shape": lambda: torch.ones(1024, 32),
+    "another dtype": lambda: torch.ones(1024, 64, dtype=torch.float64),
 }
+TRACED = ("another shape", "another dtype")
+"""What raises while torch traces it: what it compiled before stays."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -78,9 +88,11 @@ def test_what_was_planned_goes_on_as_planned(wrong: str, *, breaks: bool) -> Non
     before = outcore.handle(module).report().disk_bytes_written
     refuse(module, WRONG[wrong]())
     gc.collect()
+    graphs = compiled()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found += train(module, LATER)
+        assert compiled() == graphs or wrong not in TRACED
         after = outcore.handle(module).report().disk_bytes_written
         train(module, PLANNED)
     assert same(list(map(back, found)), list(map(back, expected)))
@@ -95,3 +107,17 @@ def test_a_first_call_that_raises_is_no_call() -> None:
     refuse(module, WRONG["refused"]())
     train(module, PLANNED)
     assert outcore.handle(module).report().state == "planned"
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_comes_later_is_compiled(wrong: str, *, breaks: bool) -> None:
+    module = outcore.wrap(fresh(breaks=breaks), budget="1GiB", strict=True)
+    train(module, 2)
+    refuse(module, WRONG[wrong]())
+    before = compiled(), outcore.handle(module).engine.steps.calls
+    for _ in range(2):
+        module(torch.ones(512, 64)).sum().backward()
+    after = compiled(), outcore.handle(module).engine.steps.calls
+    assert after > before
+    assert after[1] - before[1] == 2

@@ -14,6 +14,7 @@ from weakref import WeakSet, finalize, ref
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
@@ -29,6 +30,9 @@ LIMIT = "Dynamo recompile limit exceeded"
 
 TOLD = "torch.compiler.disable"
 """Part of torch's reasons for graph breaks that it was told to make."""
+
+TRACER = convert_frame.__file__
+"""The file of torch's code that traces a function."""
 
 NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 """Folders of code that torch never compiles by itself."""
@@ -85,14 +89,17 @@ class Compiled:
         SKIPPED.add(type(model))
 
     def _trace_anew(self, error: BaseException) -> None:
-        """Make torch forget the code that it was tracing when `error` was raised.
+        """Make torch forget the code that ran uncompiled when `error` was raised.
 
-        Otherwise torch would never try to compile that code again.
+        As an exception was in its way, torch would never try to compile that code again, and would
+        not run what it compiled of it before. If it was tracing the code, it keeps that.
         """
-        remove_from_cache(self._traced)
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            if not frame.f_code.co_filename.startswith(NOT_TRACED):
-                reset_code(frame.f_code)
+            code = frame.f_code
+            if code.co_filename == TRACER:
+                break
+            if code is self._traced.__code__ or not code.co_filename.startswith(NOT_TRACED):
+                reset_code(code)
 
 
 class _Weakly:
