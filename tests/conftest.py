@@ -13,6 +13,8 @@ from outcore import worker
 
 CASES = Path(__file__).parent / "cases"
 GPU = Path(__file__).parent / "gpu"
+OTHERS_SET = ("PYTEST_", "KINETO_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
+"""How the names of environment variables begin that pytest and torch set as they run."""
 
 worker.IDLE_SECONDS = 120.0  # another planning process takes three seconds of a core
 
@@ -72,14 +74,11 @@ def _cuda_is_available() -> bool:
 
 @pytest.fixture(autouse=True)
 def _environment_stays() -> Iterator[None]:
-    """Fail a test that leaves a changed environment to those that follow in its process.
-
-    pytest and torch set the variables that are left out.
-    """
+    """Fail a test that leaves a changed environment to those that follow in its process."""
     before = dict(os.environ)
     yield
-    left = before.items() ^ os.environ.items()
-    names = sorted({name for name, _ in left} - {"PYTEST_CURRENT_TEST", "KINETO_LOG_LEVEL"})
+    left = {name for name, _ in before.items() ^ os.environ.items()}
+    names = sorted(name for name in left if not name.startswith(OTHERS_SET))
     if names:
         os.environ.clear()
         os.environ.update(before)

@@ -62,6 +62,10 @@ REDUCTIONS = frozenset(
 )
 """What a kernel can compute in addition to elementwise ops, which torch marks with a tag."""
 
+NORMALIZATIONS = frozenset(op for op in REDUCTIONS if "_norm" in str(op))
+"""Normalizations. If their parameters have more precision than what they normalize, their kernels
+on a CPU return statistics as precise as the parameters, and torch's compiler rounds them."""
+
 EQUALITIES = frozenset({_aten.eq.Tensor, _aten.eq.Scalar, _aten.ne.Tensor, _aten.ne.Scalar})
 """On floating-point numbers, these depend on the last bit, as in the derivative of a maximum. So
 what is compared must be what was stored, not what a kernel has before it rounds."""
@@ -210,9 +214,10 @@ def fusible(op: Node) -> bool:
         return False
     made = [t for t in leaves(op.meta.get("val")) if t is not None]
     tensors = [*(n.meta.get("val") for n in op.all_input_nodes), *made]
-    if not all(isinstance(t, Tensor) and _is_plain(t) for t in tensors):
+    plain = all(isinstance(t, Tensor) and _is_plain(t) for t in tensors)
+    if not plain or len({t.device for t in tensors}) != 1:
         return False
-    return len({t.device for t in tensors}) == 1 and not asks_for_bits(op)
+    return not (asks_for_bits(op) or rounds_statistics(op))
 
 
 def is_elementwise(op: Node) -> bool:
@@ -227,6 +232,15 @@ def asks_for_bits(op: Node) -> bool:
     return op.target in EQUALITIES and any(
         isinstance(t, Tensor) and t.is_floating_point() for t in values
     )
+
+
+def rounds_statistics(op: Node) -> bool:
+    """Whether a fused kernel's statistics would be less precise than those of plain PyTorch."""
+    if op.target not in NORMALIZATIONS:
+        return False
+    given = (n.meta["val"] for n in op.all_input_nodes)
+    floats = [t for t in given if t.is_floating_point()]
+    return floats[0].device.type == "cpu" and len({t.dtype for t in floats}) > 1
 
 
 def _is_plain(tensor: Tensor) -> bool:
