@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import linecache
 import threading
 import weakref
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _profiler_enabled
+from torch._dynamo.eval_frame import innermost_backend
 from torch.profiler import ProfilerActivity, profile
 
 from outcore import Backend
@@ -447,6 +449,21 @@ class TestUses:
     def test_a_copy_is_the_backend_itself(self) -> None:
         backend = Backend(budget="1GiB")
         assert copy.deepcopy({"backend": backend})["backend"] is backend
+
+    def test_a_pickle_of_a_compiled_model_trains_under_the_same_budget(self) -> None:
+        module = Small()
+        call, _ = compiled(module, budget="2GiB", policy="swap-all")
+        train(module, call, [batch(0)], mean_square, STEPS)
+        file = io.BytesIO()
+        torch.save(call, file)
+        file.seek(0)
+        torch._dynamo.reset()
+        again: Any = torch.load(file, weights_only=False)
+        found = train(again, again, [batch(0)], mean_square, STEPS)
+        assert same(found, train(module, module, [batch(0)], mean_square, STEPS))
+        compiler: Any = innermost_backend(again.dynamo_ctx.callback)
+        assert compiler.compiler_fn.options.policy == "swap-all"
+        assert compiler.compiler_fn.engaged
 
     def test_a_recompile_keeps_the_plan(self) -> None:
         module = Small()

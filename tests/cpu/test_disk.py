@@ -220,6 +220,19 @@ def test_space_that_is_refused_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     file.close()
 
 
+def test_a_limit_of_a_users_files_is_told(tmp_path, monkeypatch):
+    """As free space does not show it, plans count on more."""
+    file = SpillFile(tmp_path)
+
+    def refuse(fd, offset, nbytes):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(SpillError, match="quota exceeded, a limit that a disk_budget must respect"):
+        file.take(1 << 20)
+    file.close()
+
+
 def test_a_disk_without_one_free_block_is_told(tmp_path, monkeypatch):
     def full(fd, views, offset):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

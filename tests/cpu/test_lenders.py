@@ -141,7 +141,10 @@ def test_garbage_is_not_held() -> None:
 
 
 def test_where_no_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each size is profiled, and no other is tried while as much is held."""
+    """Each size is profiled, and no other is tried while as much is held.
+
+    One is tried with more room than what is held, and without.
+    """
     tried = []
 
     def refused(_: Plans, graph: PlannedGraph, __: Profiling, *, as_profiled: bool) -> Planned:
@@ -155,8 +158,26 @@ def test_where_no_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in STREAM[:7]:
         call(row(n)).backward()
     assert backend.engine is not None
-    assert tried == [backend.engine.graphs[1]]
+    assert tried == [backend.engine.graphs[1]] * 2
     assert plans(backend) == [None] * 7
+
+
+def test_a_plan_may_need_all_the_room_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def first(self: Plans, graph: PlannedGraph, shown: Profiling, *, as_profiled: bool) -> Planned:
+        tried.append(shown)
+        if len(tried) == 1:
+            raise HostMemoryError(reason="there is none", needed_bytes=1)
+        return real(self, graph, shown, as_profiled=as_profiled)
+
+    real = Plans.first
+    monkeypatch.setattr(Plans, "first", first)
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM[:7]:
+        call(row(n)).backward()
+    assert any(plans(backend))
 
 
 def test_lenders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

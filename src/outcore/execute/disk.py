@@ -37,6 +37,9 @@ FILE_BLOCK_BYTES = 4096
 """Offsets and lengths in the file are multiples of this. It is a multiple of every common block
 size, so offsets can be planned before the disk is known."""
 
+LIMITED = frozenset({errno.EDQUOT, errno.EFBIG})
+"""Errors of limits that free space does not show: of a user's files together, and of each file."""
+
 _WRITABLE = 0x200
 """PyBUF_WRITE of CPython's buffer interface."""
 
@@ -192,7 +195,9 @@ class SpillFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.fd, end)
-            raise self.error(f"cannot reserve disk space: {words(error)}", more) from error
+            limit = ", a limit that a disk_budget must respect" if error.errno in LIMITED else ""
+            reason = f"cannot reserve disk space: {words(error)}{limit}"
+            raise self.error(reason, more) from error
         self.nbytes = end + more
         self._give(end, self.nbytes)
 

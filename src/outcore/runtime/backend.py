@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, Unpack
 
@@ -158,6 +159,10 @@ class Backend:
     def __deepcopy__(self, _: dict[int, Any]) -> Backend:
         """Itself: a budget exists only once. Lightning copies what torch.compile is given."""
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a new one with the same options: a pickle of a compiled model trains as that did."""
+        return _made, (self.options,)
 
     def report(self, *, bound: bool = False) -> Report:
         """What was planned and measured so far.
@@ -416,6 +421,11 @@ def _refuse_asked(asked: Mapping[str, Any]) -> None:
     }
     for name, value in asked.items():
         raise OptionValueError(option=name, value=value, reason=reasons.get(name, "leave it out"))
+
+
+def _made(options: Options) -> Backend:
+    """A Backend with these options."""
+    return Backend(**{field.name: getattr(options, field.name) for field in fields(options)})
 
 
 def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:

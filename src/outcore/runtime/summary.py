@@ -45,8 +45,9 @@ rare."""
 
 
 NOTHING = (
-    "nothing to plan so far: there was no training call, or another torch.compile around the "
-    "wrapped module compiles the call: leave that one out"
+    "nothing to plan so far: there was no training call, or the call is compiled as a part of "
+    "another: of a wrapped model around the module, under the budget of that, or by another "
+    "torch.compile around it: leave that one out"
 )
 
 

@@ -122,17 +122,18 @@ class Lenders:
             return None
         if self._residency.collect():
             base_bytes = self._residency.base_bytes(graph, inputs)
-        known = shown.from_checks(base_bytes + self._margin_bytes)
-        try:
-            planned = self._plans.first(lender, known, as_profiled=origin in self._shared)
-        except OutcoreError:
-            self._refused[origin] = base_bytes
-        else:
+        for beyond in (self._margin_bytes, 0):
+            known = shown.from_checks(base_bytes + beyond)
+            try:
+                planned = self._plans.first(lender, known, as_profiled=origin in self._shared)
+            except OutcoreError:
+                continue
             lender.settle(planned).adopted = True
             lender.observed.called.count_firsts()  # calls of it show what is held beyond that
             self._checked[lender] = known
             return lender
-        self._residency.collect(again=True)  # the error's frames hold inputs of the call
+        self._refused[origin] = base_bytes
+        self._residency.collect(again=True)  # the errors' frames hold inputs of the call
         return None
 
     def _shown(self, graph: PlannedGraph) -> Profiling | None:
