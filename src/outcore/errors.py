@@ -148,6 +148,8 @@ class InfeasibleError(OutcoreError, RuntimeError):
     """The tier whose budget is too small: device, host or disk."""
     policy: str = ""
     """The policy whose plans all need more; empty if no plan of any policy fits."""
+    plan_file: str = ""
+    """The file of the plan that needs more; empty if a policy makes plans."""
     at_least: bool = False
     """Whether the floor may turn out to be higher: it is not known yet what ops need in addition to
     their tensors, or what other graphs of the step need."""
@@ -164,6 +166,8 @@ class InfeasibleError(OutcoreError, RuntimeError):
         under = f" under policy {self.policy}" if self.policy else ""
         lean = self.policy.partition("{")[0] == "search"  # no other policy would do with less
         another = ", another policy" if self.policy and not lean else ""
+        if self.plan_file:
+            under, another = f" under the plan in {self.plan_file}", ", another plan"
         least = "at least " if self.at_least else ""
         others = self.floor_bytes - self.needed_bytes
         beside = f", plus {format_bytes(others)} held outside the graph ({OUTSIDE})"

@@ -698,14 +698,14 @@ class Opaque(nn.Module):
 
 
 class Sparse(nn.Module):
-    """torch compiles it, but a Trace cannot express its gradient, which is sparse."""
+    """torch compiles it, but a Trace cannot express its gradient, a sum of sparse tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Embedding(4, 4, sparse=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.inner(x.long())
+        result: Tensor = self.inner(x.long()) - self.inner(1 + x.long())
         return result
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from outcore import Backend, Report
+from outcore.aten import FUSED
+from outcore.ir.trace import Ref, Role, Trace, refs
+from outcore.measure import resident_bytes
 from tests.cpu.training import PROFILED_STEPS, mean_square, tight_budget
 
+CPU = torch.device("cpu")
 ROWS, WIDTH = 512, 32
 
 STATE_BYTES = 64 << 10
@@ -35,7 +41,7 @@ class Recommender(nn.Module):
         found = self.users(users) + self.items(items)
         if len(found) == ROWS:
             found = found + self.bias
-        result: Tensor = self.hidden(found)
+        result: Tensor = self.hidden(torch.tanh(found) * torch.sigmoid(found))
         return result
 
 
@@ -80,6 +86,16 @@ def trained(
     return seen
 
 
+def trace_of(kind: type[nn.Module], args: Sequence[Tensor], **options: Any) -> Trace:
+    torch._dynamo.reset()
+    backend = Backend(budget="1GiB", strict=True, **options)
+    call = torch.compile(kind(), backend=backend)
+    mean_square(call(*args)).backward()
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    return graph.captured.trace
+
+
 def inside(report: Report) -> bool:
     assert report.state == "planned"
     assert report.measured_peak_bytes is not None
@@ -105,11 +121,15 @@ def test_sizes_that_vary() -> None:
     assert trained(Recommender, Backend(budget="1GiB", strict=True), steps) == expected
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_fused_ops() -> None:
-    steps = [batch()] * (PROFILED_STEPS + 2)
+    rows = 64 * ROWS  # a kernel is worth it
     backend = Backend(budget="1GiB", fuse=True, strict=True)
-    expected = torch.tensor(trained(Recommender, None, steps)[0][0])
-    assert torch.allclose(torch.tensor(trained(Recommender, backend, steps)[0][0]), expected)
+    (found,) = trained(Recommender, backend, [batch(rows)])
+    (expected,) = trained(Recommender, None, [batch(rows)])
+    for some, other in zip(found, expected, strict=True):
+        assert torch.allclose(torch.tensor(some), torch.tensor(other), rtol=1e-3, atol=1e-6)
+    assert any(FUSED in op.target for op in trace_of(Recommender, batch(rows), fuse=True).ops)
 
 
 def test_gradients_that_stay_and_are_added_to() -> None:
@@ -125,6 +145,53 @@ def test_gradients_that_stay_and_are_added_to() -> None:
         return [p.grad.to_dense().tolist() for p in module.parameters() if p.grad is not None]
 
     assert summed(Backend(budget="1GiB", strict=True)) == summed(None)
+
+
+def test_tables_are_parameters_and_their_gradients_are_in_their_places() -> None:
+    trace = trace_of(Recommender, batch())
+    values = [trace.values[v] for v in trace.inputs]
+    names = [trace.buffers[value.buffer].role for value in values]
+    sizes = {Role.PARAM: 15, Role.INPUT: 1}  # one tensor of indices for both tables
+    assert Counter(names) == sizes
+    for value, role, gradient in zip(values, names, trace.gradients, strict=False):
+        assert (gradient is not None) == (role is Role.PARAM)
+        if value.shape == (50, WIDTH):
+            assert isinstance(gradient, Ref)
+            assert trace.values[gradient.value].shape == (ROWS, WIDTH)
+    assert len(trace.gradients) == len(trace.inputs) + 2
+
+
+class Strided(nn.Module):
+    """Indices that do not fill their memory, and values that are one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Embedding(50, WIDTH, sparse=True)
+        self.items = nn.Embedding(20, WIDTH, sparse=True)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, columns: Tensor) -> Tensor:
+        found = self.users(columns[:, 0]).square() * self.scale
+        result: Tensor = found + self.items(columns[:, 1]).sum()
+        return result
+
+
+def test_autograd_takes_gradients_without_a_copy() -> None:
+    columns = torch.stack(batch(), 1)
+    expected = trained(Strided, None, [[columns]] * 2)
+    backend = Backend(budget="1GiB", strict=True)
+    assert trained(Strided, backend, [[columns]] * 2) == expected
+    trace = trace_of(Strided, [columns])
+    for value in (trace.values[ref.value] for ref in refs(trace.gradients)):
+        assert value.stride == torch.empty(value.shape).stride()
+
+
+def test_sparse_gradients_are_held_memory() -> None:
+    table = nn.Embedding(50, WIDTH, sparse=True)
+    before = resident_bytes(CPU)
+    table(torch.arange(40)).square().sum().backward()
+    gc.collect()
+    assert resident_bytes(CPU) - before == 40 * (WIDTH * 4 + 8)
 
 
 def test_a_dense_gradient_has_memory_of_its_own() -> None:

@@ -130,13 +130,14 @@ def _tensors(
 ) -> Iterator[torch.Tensor]:
     """Tensors on `device` that are known to the collector, and gradients of leaves."""
     known = [t for t in _known_tensors(generations) if _is_real(t) and t.device == device]
-    yield from known
+    for tensor in known:
+        yield from _dense(tensor)
     # If another thread sets a gradient while it is read, it may be freed in between, which ends the
     # process: torch guards nothing there. Tensors that are `given` are used by this thread.
     for tensor in known if _is_alone() else given:
         gradient = _gradient(tensor)
         if gradient is not None and _is_real(gradient):
-            yield gradient
+            yield from _dense(gradient)
 
 
 def _is_alone() -> bool:
@@ -185,10 +186,17 @@ def _of_generation(generation: int) -> list[torch.Tensor]:
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` has memory of its own: it is strided and not fake.
+    """Whether `tensor` has memory of its own: it is strided or sparse, and not fake.
 
     Checked first, because a fake tensor that another thread is still making can answer nothing
     else.
     """
     fake = isinstance(tensor, torch._subclasses.FakeTensor)
-    return not fake and tensor.layout is torch.strided
+    return not fake and tensor.layout in (torch.strided, torch.sparse_coo)
+
+
+def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The strided tensors whose memory `tensor` has: itself, or what it is made of."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    return tensor._indices(), tensor._values()

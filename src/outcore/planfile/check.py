@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outcore.errors import DigestError
+from outcore.errors import DigestError, InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
@@ -62,4 +62,7 @@ def check_saved_fits(problem: Problem, plan: Plan, name: str = "") -> None:
     over = excess_bytes(problem, lower(problem, plan, fast=True))
     if problem.hardware.capacity(Tier.HOST):
         over[Tier.HOST] += staging_needed(problem.trace, plan)
-    refuse(problem, plan, over, f"the plan in {name}" if name else plan.policy)
+    try:
+        refuse(problem, plan, over, plan.policy)
+    except InfeasibleError as error:
+        raise replace(error, plan_file=name) from None

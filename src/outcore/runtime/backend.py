@@ -156,13 +156,18 @@ class Backend:
             compiled: Call = compiler(module, inputs)
         return compiled
 
+    def __copy__(self) -> Backend:
+        """Itself, as for `__deepcopy__`."""
+        return self
+
     def __deepcopy__(self, _: dict[int, Any]) -> Backend:
         """Itself: a budget exists only once. Lightning copies what torch.compile is given."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As a new one with the same options: a pickle of a compiled model trains as that did."""
-        return _made, (self.options,)
+        every = ((field.name, getattr(self.options, field.name)) for field in fields(self.options))
+        return _made, ({name: value for name, value in every if value is not None},)
 
     def report(self, *, bound: bool = False) -> Report:
         """What was planned and measured so far.
@@ -423,9 +428,9 @@ def _refuse_asked(asked: Mapping[str, Any]) -> None:
         raise OptionValueError(option=name, value=value, reason=reasons.get(name, "leave it out"))
 
 
-def _made(options: Options) -> Backend:
+def _made(options: Mapping[str, Any]) -> Backend:
     """A Backend with these options."""
-    return Backend(**{field.name: getattr(options, field.name) for field in fields(options)})
+    return Backend(**options)
 
 
 def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:

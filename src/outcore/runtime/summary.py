@@ -45,9 +45,9 @@ rare."""
 
 
 NOTHING = (
-    "nothing to plan so far: there was no training call, or the call is compiled as a part of "
-    "another: of a wrapped model around the module, under the budget of that, or by another "
-    "torch.compile around it: leave that one out"
+    "nothing to plan so far. Either there was no training call, or the module is compiled as a "
+    "part of a wrapped model around it, under that model's budget, or another torch.compile is "
+    "around it: leave that one out"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ TOLD = "torch.compiler.disable"
 TRACER = convert_frame.__file__
 """The file of torch's code that traces a function."""
 
-NOT_TRACED = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+NOT_TRACED = f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}"
 """Folders of code that torch never compiles by itself."""
 
 MOST_COMPILED = 64

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from outcore.capture.compiler.compat import marked_as_backward
 from outcore.capture.rewrites.gradients import MADE, PARTS
 
 
@@ -23,24 +24,23 @@ class SparseGradients:
     """Makes a graph's sparse gradients of what `densely` lets it return instead."""
 
     made: tuple[tuple[int, tuple[Any, ...], dict[str, Any]], ...]
-    """For each in order: its position among the gradients, and the sizes and keywords that it is
-    made with."""
+    """For each: its position among the gradients, and the sizes and keywords that it is made with.
+    """
 
     def __call__(self, found: Sequence[Any]) -> tuple[Any, ...]:
-        """All gradients, given the others and then the indices and values of each sparse one."""
-        first = len(found) - 2 * len(self.made)
-        gradients, parts = list(found[:first]), iter(found[first:])
-        for position, sizes, keywords in self.made:
-            sparse = MADE(*sizes, next(parts), next(parts), **keywords)
-            gradients.insert(position, sparse)
+        """All gradients, given the values of sparse ones in their places, and then the indices."""
+        count = len(found) - len(self.made)
+        gradients = list(found[:count])
+        for (position, sizes, keywords), indices in zip(self.made, found[count:], strict=True):
+            gradients[position] = MADE(*sizes, indices, gradients[position], **keywords)
         return tuple(gradients)
 
 
 def densely(joint: GraphModule, forward_outputs: int) -> tuple[GraphModule, SparseGradients | None]:
     """Return a copy of `joint` that returns indices and values, and what makes gradients of them.
 
-    They follow all other gradients. Returns `joint` itself, and None, if it makes no sparse tensors
-    or uses one.
+    The values take the place of the gradient; the indices follow all gradients. Returns `joint`
+    itself, and None, if it makes no sparse tensors or uses one.
     """
     output = joint.graph.output_node()
     results: Any = output.args[0]
@@ -54,25 +54,35 @@ def densely(joint: GraphModule, forward_outputs: int) -> tuple[GraphModule, Spar
     graph.graph_copy(joint.graph, new)
     for node, copied in new.items():
         copied.meta = dict(node.meta)
-    kept = [new.get(r, r) for r in results if r not in sparse]
     made = [(i, r) for i, r in enumerate(gradients) if r in sparse]
-    parts = [new[part] for _, r in made for part in r.args[PARTS : PARTS + 2]]
-    graph.output([*kept, *parts]).meta = _described(output, sparse, [r for _, r in made])
+    parts = {r: [_filled(graph, new[part]) for part in r.args[PARTS:]] for _, r in made}
+    kept = [parts[r][1] if r in parts else new.get(r, r) for r in results]
+    graph.output([*kept, *(parts[r][0] for _, r in made)]).meta = dict(output.meta)
+    described = output.meta.get("desc")
+    if described:  # says of each result what it is
+        of_made = [each for r, each in zip(results, described, strict=False) if r in parts]
+        graph.output_node().meta["desc"] = [*described, *of_made]
     for node in sparse:
         graph.erase_node(new[node])
     making = SparseGradients(tuple((i, r.args[:PARTS], dict(r.kwargs)) for i, r in made))
     return GraphModule(joint, graph), making
 
 
-def _described(output: Node, sparse: Sequence[Node], made: Sequence[Node]) -> dict[str, Any]:
-    """The metadata of `output`, which says of each result what it is, for the new results."""
-    said = output.meta.get("desc")
-    if said is None:
-        return dict(output.meta)
-    results: Any = output.args[0]
-    of = dict(zip(results, said, strict=True))
-    kept = [each for r, each in zip(results, said, strict=True) if r not in sparse]
-    return {**output.meta, "desc": [*kept, *(of[r] for r in made for _ in range(2))]}
+def _filled(graph: Graph, part: Node) -> Node:
+    """The node of indices or values, copied if they do not fill their memory in order.
+
+    Autograd would copy a gradient that is made of such parts, and no plan would know.
+    """
+    described = part.meta["val"]
+    if described.is_contiguous():
+        return part
+    copy = graph.call_function(
+        torch.ops.aten.clone.default, (part,), {"memory_format": torch.contiguous_format}
+    )
+    copy.meta = marked_as_backward(part.meta)
+    with described.fake_mode:
+        copy.meta["val"] = described.clone(memory_format=torch.contiguous_format)
+    return copy
 
 
 def _is_sparse(node: Node) -> bool:

@@ -127,13 +127,14 @@ class Lenders:
             try:
                 planned = self._plans.first(lender, known, as_profiled=origin in self._shared)
             except OutcoreError:
-                continue
-            lender.settle(planned).adopted = True
-            lender.observed.called.count_firsts()  # calls of it show what is held beyond that
-            self._checked[lender] = known
-            return lender
+                pass
+            else:
+                lender.settle(planned).adopted = True
+                lender.observed.called.count_firsts()  # calls of it show what is held beyond that
+                self._checked[lender] = known
+                return lender
+            self._residency.collect(again=True)  # the error's frames hold inputs of the call
         self._refused[origin] = base_bytes
-        self._residency.collect(again=True)  # the errors' frames hold inputs of the call
         return None
 
     def _shown(self, graph: PlannedGraph) -> Profiling | None:
