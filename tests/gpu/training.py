@@ -76,13 +76,23 @@ class Way:
     def tight(self, share: float = 0.3) -> int:
         """A budget at `share` of the way from the floor to the in-core peak."""
         backend = Backend(budget=ROOMY_BYTES)
-        self.train(backend, PROFILED_STEPS)
-        assert backend.engine is not None
-        plan = backend.engine.graphs[0].planned
-        assert plan is not None
-        least, most = floor(plan.problem).nbytes, plan.in_core.peak(Tier.DEVICE)
-        margin = ROOMY_BYTES // MARGIN_DIVISOR
-        return int((least + share * (most - least) - margin) * (1 + 2 / MARGIN_DIVISOR))
+        kept = self.train(backend, PROFILED_STEPS)
+        budget = tight_of(backend, share)
+        del kept  # a graph lives as long as what torch compiled
+        return budget
+
+
+def tight_of(backend: Backend, share: float = 0.3) -> int:
+    """A budget at `share` of the way from the floor to the in-core peak of a graph.
+
+    `backend`: it has planned one graph under `ROOMY_BYTES`.
+    """
+    assert backend.engine is not None
+    plan = backend.engine.graphs[0].planned
+    assert plan is not None
+    least, most = floor(plan.problem).nbytes, plan.in_core.peak(Tier.DEVICE)
+    margin = ROOMY_BYTES // MARGIN_DIVISOR
+    return int((least + share * (most - least) - margin) * (1 + 2 / MARGIN_DIVISOR))
 
 
 PLAIN = Way()
