@@ -96,10 +96,7 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
         if is_within(inputs):
             return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
         prepare(joint, num_fwd_outputs)
-        dense = densely(joint, num_fwd_outputs)[0]
-        captured = capture(without_tokens(dense), num_fwd_outputs, range(len(states)))
-        verify_trace(captured.trace)
-        raise _Seen(captured)
+        raise _seen(joint, num_fwd_outputs, range(len(states)))
 
     call = aot_function(flat, fw_compiler=_refuse, partition_fn=partition)  # type: ignore[arg-type]  # it names its arguments otherwise
     try:
@@ -151,11 +148,15 @@ def _partition(
     if is_within(inputs):
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
     prepare(joint, num_fwd_outputs, anywhere=anywhere)
-    static = list(static_lifetime_input_indices or ())
-    dense = densely(joint, num_fwd_outputs)[0]
-    captured = capture(without_tokens(dense), num_fwd_outputs, static)
+    raise _seen(joint, num_fwd_outputs, static_lifetime_input_indices or ())
+
+
+def _seen(joint: GraphModule, outputs: int, static: Sequence[int]) -> _Seen:
+    """Capture a prepared joint graph. Raises CaptureError as `capture`."""
+    dense, _ = densely(joint, outputs)
+    captured = capture(without_tokens(dense), outputs, static)
     verify_trace(captured.trace)
-    raise _Seen(captured)
+    return _Seen(captured)
 
 
 def _refuse(_module: GraphModule, _inputs: Any) -> Callable[..., Any]:

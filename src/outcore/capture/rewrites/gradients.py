@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from outcore.capture.compiler.compat import marked_as_backward
 from outcore.capture.nodes.aliases import root_of
@@ -38,7 +38,7 @@ def unshared(joint: GraphModule, forward_outputs: int) -> None:
             continue
         if result not in copies:
             with joint.graph.inserting_before(output):
-                copies[result] = _clone(joint, result)
+                copies[result] = cloned(joint.graph, result)
         results[i] = copies[result]
     if copies:
         output.args = (results,)
@@ -66,10 +66,10 @@ def _may_be_taken(result: Any) -> bool:
     return True
 
 
-def _clone(joint: GraphModule, result: Node) -> Node:
-    """A node that copies `result`."""
-    copy = joint.graph.call_function(torch.ops.aten.clone.default, (result,))
+def cloned(graph: Graph, result: Node, **options: Any) -> Node:
+    """A node of backward that copies `result`. `options`: as for `torch.clone`."""
+    copy = graph.call_function(torch.ops.aten.clone.default, (result,), options)
     copy.meta = marked_as_backward(result.meta)
     with result.meta["val"].fake_mode:
-        copy.meta["val"] = result.meta["val"].clone()
+        copy.meta["val"] = result.meta["val"].clone(**options)
     return copy

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from outcore.capture.compiler.compat import marked_as_backward
-from outcore.capture.rewrites.gradients import MADE, PARTS
+from outcore.capture.rewrites.gradients import MADE, PARTS, cloned
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +72,8 @@ def _filled(graph: Graph, part: Node) -> Node:
 
     Autograd would copy a gradient that is made of such parts, and no plan would know.
     """
-    described = part.meta["val"]
-    if described.is_contiguous():
-        return part
-    copy = graph.call_function(
-        torch.ops.aten.clone.default, (part,), {"memory_format": torch.contiguous_format}
-    )
-    copy.meta = marked_as_backward(part.meta)
-    with described.fake_mode:
-        copy.meta["val"] = described.clone(memory_format=torch.contiguous_format)
-    return copy
+    filled = part.meta["val"].is_contiguous()
+    return part if filled else cloned(graph, part, memory_format=torch.contiguous_format)
 
 
 def _is_sparse(node: Node) -> bool:
