@@ -14,7 +14,12 @@ from typing import Literal
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _BYTES_PER_UNIT = {"B": 1, **_BINARY, **_DECIMAL}
-_QUANTITY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z%]*)\s*", re.ASCII)
+_QUANTITY = re.compile(
+    r"\s*(?P<number>[0-9]{1,99}(?:\.[0-9]{1,99})?)\s*(?P<unit>[A-Za-z%]*)\s*", re.ASCII
+)
+_MOST_BYTES = 2**63 - 1
+_MOST_SHOWN = 40
+"""Characters of an unreadable value that a message shows."""
 
 _PRINTED_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _PRINTED_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
@@ -30,11 +35,13 @@ def parse_size(
     a fraction of `total_bytes`: `0.8`.
 
     Raises `ValueError` for anything else (`"16G"` and `"16gb"` are ambiguous), for fewer than
-    `least_bytes`, for a fraction above 1, and for a fraction if `total_bytes` is None.
+    `least_bytes` or 2**63 and more, for a fraction above 1, and for a fraction if `total_bytes` is
+    None.
     """
+    shown = _shown(size)
     if isinstance(size, bool) or not isinstance(size, str | float | Real):
         raise ValueError(  # noqa: TRY004 - one kind of error for anything that is not a size
-            f'a size is text like "16GiB", an int (bytes) or a fraction like 0.8, not {size!r}'
+            f'a size is text like "16GiB", an int (bytes) or a fraction like 0.8, not {shown}'
         )
     if isinstance(size, str) and size.strip() == "0" and not least_bytes:
         nbytes = 0  # zero needs no unit
@@ -44,10 +51,12 @@ def parse_size(
         nbytes = int(size)
     else:
         exact = Fraction(size) if isinstance(size, Rational) else float(size)
-        nbytes = _fraction_of(exact, total_bytes, repr(size))
+        nbytes = _fraction_of(exact, total_bytes, shown)
     if nbytes < least_bytes:
         least = "one byte" if least_bytes else "none"
-        raise ValueError(f"{size!r} is {nbytes} bytes: a size is at least {least}")
+        raise ValueError(f"{shown} is {_shown(nbytes)} bytes: a size is at least {least}")
+    if nbytes > _MOST_BYTES:
+        raise ValueError(f"{shown} is too large: a size is at most {_MOST_BYTES} bytes (8 EiB)")
     return nbytes
 
 
@@ -59,11 +68,11 @@ def parse_rate(rate: str | int | float) -> float:
     """
     if isinstance(rate, bool) or not isinstance(rate, str | float | Real):
         raise ValueError(  # noqa: TRY004 - one kind of error for anything that is not a rate
-            f'a rate is text like "150MiB/s" or bytes per second, not {rate!r}'
+            f'a rate is text like "150MiB/s" or bytes per second, not {_shown(rate)}'
         )
-    bytes_per_second = _parse_rate_text(rate) if isinstance(rate, str) else float(rate)
+    bytes_per_second = _parse_rate_text(rate) if isinstance(rate, str) else _float(rate)
     if not (math.isfinite(bytes_per_second) and bytes_per_second > 0):
-        raise ValueError(f"{rate!r} is not a rate: it must be positive and finite")
+        raise ValueError(f"{_shown(rate)} is not a rate: it must be positive and finite")
     return bytes_per_second
 
 
@@ -73,7 +82,7 @@ def parse_part(part: str | float) -> float:
     It may exceed 1. Raises `ValueError` for anything else, and for a fraction that is not positive
     and finite.
     """
-    advice = f'{part!r} is not a fraction: write "25%" or 0.25'
+    advice = f'{_shown(part)} is not a fraction: write "25%" or 0.25'
     if isinstance(part, bool) or not isinstance(part, str | float | Real):
         raise ValueError(advice)  # noqa: TRY004 - one kind of error for anything else
     if isinstance(part, str):
@@ -81,9 +90,10 @@ def parse_part(part: str | float) -> float:
         if match is None or match["unit"] not in ("", "%"):
             raise ValueError(advice)
         part = float(Fraction(match["number"]) / (100 if match["unit"] else 1))
+    part = _float(part)
     if not (math.isfinite(part) and part > 0):
         raise ValueError(advice)
-    return float(part)
+    return part
 
 
 def format_bytes(nbytes: float) -> str:
@@ -141,12 +151,12 @@ def _parse_size_text(text: str, total_bytes: int | None) -> int:
     """Read a number with a unit, or a percentage of `total_bytes`."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f'cannot read {text!r} as a size: write "16GiB", "16GB" or "80%"')
+        raise ValueError(f'cannot read {_shown(text)} as a size: write "16GiB", "16GB" or "80%"')
     number, unit = match["number"], match["unit"]
     if unit == "%":
-        return _fraction_of(Fraction(number) / 100, total_bytes, repr(text))
+        return _fraction_of(Fraction(number) / 100, total_bytes, _shown(text))
     if unit not in _BYTES_PER_UNIT:
-        raise ValueError(f"cannot read {text!r} as a size: {_unit_advice(number, unit)}")
+        raise ValueError(f"cannot read {_shown(text)} as a size: {_unit_advice(number, unit)}")
     return math.floor(Fraction(number) * _BYTES_PER_UNIT[unit])
 
 
@@ -155,10 +165,12 @@ def _parse_rate_text(text: str) -> float:
     size, slash, second = text.strip().rpartition("/")
     match = _QUANTITY.fullmatch(size)
     if not slash or second != "s" or match is None:
-        raise ValueError(f'cannot read {text!r} as a rate: write "150MiB/s" or "150MB/s"')
+        raise ValueError(f'cannot read {_shown(text)} as a rate: write "150MiB/s" or "150MB/s"')
     number, unit = match["number"], match["unit"]
     if unit not in _BYTES_PER_UNIT:
-        raise ValueError(f"cannot read {text!r} as a rate: {_unit_advice(number, unit, '/s')}")
+        raise ValueError(
+            f"cannot read {_shown(text)} as a rate: {_unit_advice(number, unit, '/s')}"
+        )
     return float(Fraction(number) * _BYTES_PER_UNIT[unit])
 
 
@@ -196,6 +208,22 @@ def _with_a_unit(number: str, per: str) -> str:
         return f'Write {part}a size such as "1GiB{per}"'
     size = f"{number}GiB{per}, or " if value < _BYTES_PER_UNIT["KiB"] else ""
     return f"Write {size}{number}B{per} for bytes"
+
+
+def _float(number: float) -> float:
+    """Return `number` as a float, or infinity if it is too large for one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def _shown(value: object) -> str:
+    """Return `value` as Python writes it, cut if that is long."""
+    if isinstance(value, int) and abs(value) >= 10**_MOST_SHOWN:  # Python may refuse to spell it
+        return f"a number of more than {_MOST_SHOWN} digits"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def _three_digits(number: float) -> str:

@@ -17,6 +17,7 @@ from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.runtime.backend import Backend
 from outcore.wrapping import compiled
 from outcore.wrapping.compiled import Call, Compiled, run_plain, users_frames, users_level
+from outcore.wrapping.frozen import WATCHED, requires_gradient
 from outcore.wrapping.looking import Looking
 from outcore.wrapping.notes import (
     ALONE,
@@ -106,10 +107,10 @@ class CallWrapper:
             return results
         if seen < _seen(self.backend):
             if refused:
-                self._note_unseen(model, UNSEEN_PART)
-        elif trained and self._is_training(model) and not self._told:
+                self._note_unseen(model, results, UNSEEN_PART)
+        elif trained and self._is_training(model, results) and not self._told:
             if not self.calls_to_wait:
-                self._note_unseen(model, UNSEEN)
+                self._note_unseen(model, results, UNSEEN)
             self.calls_to_wait = max(0, self.calls_to_wait - 1)
         if not self._inner:
             known, apart = _known, _compiled_by_others
@@ -142,9 +143,14 @@ class CallWrapper:
         if uncalled is not None:
             uncalled.stop()
 
-    def _is_training(self, model: nn.Module) -> bool:
-        """Whether calls with gradients are training calls: the mode may say so, or backward."""
-        return model.training or self._in_eval.trains
+    def _is_training(self, model: nn.Module, results: Any) -> bool:
+        """Whether a call with `results` is a training call: the mode may say so, or backward.
+
+        Nobody evaluates a frozen model on inputs that require gradients.
+        """
+        if model.training or self._in_eval.trains:
+            return True
+        return not _trains(model) and requires_gradient(results)
 
     def tell_uncalled(self, parameter: int) -> None:
         """Warn that the model is not called, unless a graph has the parameter with this `id`."""
@@ -155,9 +161,15 @@ class CallWrapper:
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module as torch compiles it. Of what is raised, InfeasibleError says it all."""
+        skipped = compiled.skipped()
         try:
-            return self._compiled(model, args, kwargs)
+            if self._inner:
+                return self._compiled(model, args, kwargs)
+            with self._looking.in_call(model, _known, _compiled_by_others):
+                return self._compiled(model, args, kwargs)
         except InfeasibleError as error:
+            if compiled.skipped() > skipped:
+                self._compiled.take_skipped(model)
             self._name_others(error)
             self._name_plain(model, error)
             log.debug("outcore: no plan", exc_info=True)
@@ -176,12 +188,14 @@ class CallWrapper:
     def _name_plain(self, model: nn.Module, error: InfeasibleError) -> None:
         """Compile separately the parts that no graph has; note on `error` that this is new.
 
-        They were unfrozen for this step, whose backward would have shown that they are used.
+        They were unfrozen for this step, whose backward would have shown that they are used; or
+        this is the first step.
         """
         known = _known(model)
         if self._inner or known is None or not self._compiled.skipped:
             return
         plain = unseen(model, known, _compiled_by_others(model))
+        plain += self._looking.take(model, known)
         if plain and not self._take_in(model, plain):
             error.add_note(PLAIN_SO_FAR.format(names=listed(list(pieces(model, plain)))))
 
@@ -189,7 +203,7 @@ class CallWrapper:
         """Compile separately what the last backward reached in no graph, or warn about it."""
         plain = self._take_in(model, self._looking.take(model, _known(model)))
         if plain and not self._told:
-            self._note_unseen(model, UNCOMPILED.format(names=listed(plain)))
+            self._note(model, UNCOMPILED.format(names=listed(plain)), aloud=True)
 
     def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
         """Compile separately the modules at the paths `plain`, which ran in no graph.
@@ -217,11 +231,12 @@ class CallWrapper:
 
     def _note_uncompiled(self, model: nn.Module) -> None:
         """Note a call that had to run uncompiled; warn if nothing was trained otherwise so far."""
-        self._note(model, RAN_UNCOMPILED, aloud=self._is_training(model) and not self.trained)
+        training = self._is_training(model, None)
+        self._note(model, RAN_UNCOMPILED, aloud=training and not self.trained)
 
-    def _note_unseen(self, model: nn.Module, text: str) -> None:
-        """Warn about a call that no graph planned, if the model trains any parameter."""
-        if _trains(model):
+    def _note_unseen(self, model: nn.Module, results: Any, text: str) -> None:
+        """Warn about a call that no graph planned, if it has a backward."""
+        if _trains(model) or requires_gradient(results):
             self._note(model, text, aloud=True)
 
     def _note(self, model: nn.Module, text: str, *, aloud: bool) -> None:
@@ -250,7 +265,7 @@ class CallWrapper:
         idle = calls_of(backend) == calls
         # Frozen for a while, as by Lightning's `toggle_optimizer`: that is no training call.
         is_frozen = idle and self._trains and not _trains(model)
-        if not self._is_training(model):
+        if not self._is_training(model, results):
             self._in_eval.start(model)
         elif not is_frozen:
             self._in_eval.stop()
@@ -306,8 +321,9 @@ def _compiled_by_others(model: nn.Module) -> list[str]:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether someone else has compiled the module."""
-    set_ = module._compiled_call_impl is not None and module not in WRAPPERS  # noqa: SLF001 - what Module.compile sets
-    return set_ or isinstance(module, OptimizedModule)
+    set_ = module._compiled_call_impl is not None  # noqa: SLF001 - what Module.compile sets
+    by_us = module in WRAPPERS or module in WATCHED
+    return (set_ and not by_us) or isinstance(module, OptimizedModule)
 
 
 def calls_of(backend: Backend) -> int:

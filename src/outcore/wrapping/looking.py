@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from weakref import WeakSet, ref
 
 from torch import Tensor, nn
 
-from outcore.wrapping.outside_graphs import missing, unseen
+from outcore.wrapping.frozen import PlainCalls
+from outcore.wrapping.outside_graphs import has_hooks, missing, unseen, unseen_frozen
 
 STEPS = 2
 """Training steps whose backward shows which parameters no graph has. The second one looks again,
@@ -28,12 +30,34 @@ class Looking:
         """The most of them that a call has trained. When there are more, some were unfrozen."""
         self._unseen: UnseenModules | None = None
         """Looks in the backward of the last call."""
+        self._frozen: PlainCalls | None = None
+        """Looks for frozen modules in the last call."""
 
     def again(self) -> None:
         """Look at the next `STEPS` training calls."""
-        self.stop()
+        self._stop_backward()
         self._steps_left = STEPS
         self._lookers.add(self)
+
+    def in_call(
+        self,
+        model: nn.Module,
+        known: Callable[[nn.Module], Collection[int] | None],
+        apart: Callable[[nn.Module], Collection[str]],
+    ) -> AbstractContextManager[object]:
+        """Return a context in which to call the model: it looks for frozen modules, if any.
+
+        `known` and `apart` are asked as in `after_call`.
+        """
+        self._frozen = None
+        ids = known(model) if self._steps_left else None
+        if ids is None:
+            return nullcontext()
+        paths = unseen_frozen(model, ids, apart(model))
+        named = ((path, model.get_submodule(path)) for path in paths)
+        modules = {p: m for p, m in named if not has_hooks(m) and m._compiled_call_impl is None}  # noqa: SLF001 - what Module.compile sets
+        self._frozen = PlainCalls(modules) if modules else None
+        return nullcontext() if self._frozen is None else self._frozen
 
     def after_call(
         self,
@@ -47,6 +71,8 @@ class Looking:
 
         `known` and `apart` are asked for what `UnseenModules` is given.
         """
+        if not trained:
+            self._frozen = None
         now = sum(p is not None and p.requires_grad for p in (p() for p in self._parameters))
         if now > self._most_trained:
             self._most_trained = now
@@ -64,17 +90,26 @@ class Looking:
 
     @property
     def found(self) -> bool:
-        """Whether backward has reached such a part."""
-        return self._unseen is not None and self._unseen.used
+        """Whether backward has reached such a part, or will reach a frozen one."""
+        looks = self._unseen, self._frozen
+        return any(look is not None and look.used for look in looks)
 
     def take(self, model: nn.Module, known: Collection[int] | None) -> list[str]:
         """Return the paths of what was found, and look no more in this backward."""
         found, self._unseen = self._unseen, None
-        return [] if found is None else found.end(model, known)
+        paths = [] if found is None else found.end(model, known)
+        if self._frozen is not None and known is not None:
+            paths += [p for p in unseen_frozen(model, known) if p in self._frozen.used]
+        self._frozen = None
+        return paths
 
     def stop(self) -> None:
-        """Remove the hooks on parameters."""
+        """Look no more. Hooks on parameters are removed."""
         self._lookers.discard(self)
+        self._frozen = None
+        self._stop_backward()
+
+    def _stop_backward(self) -> None:
         found, self._unseen = self._unseen, None
         if found is not None:
             found.stop()
@@ -107,7 +142,7 @@ class UnseenModules:
 
     @property
     def used(self) -> bool:
-        """Whether backward has reached one."""
+        """Whether backward has reached any."""
         return bool(self._used)
 
     def end(self, model: nn.Module, known: Collection[int] | None) -> list[str]:

@@ -36,6 +36,20 @@ def unseen(model: nn.Module, known: Collection[int], apart: Collection[str] = ()
     return [path for path in own(model, apart) if missing(model.get_submodule(path), known)]
 
 
+def unseen_frozen(
+    model: nn.Module, known: Collection[int], apart: Collection[str] = ()
+) -> list[str]:
+    """Return those of the paths `own` whose modules are frozen, with parameters not in `known`."""
+    return [path for path in own(model, apart) if _is_unseen(model.get_submodule(path), known)]
+
+
+def _is_unseen(module: nn.Module, known: Collection[int]) -> bool:
+    """Whether the module has direct parameters, all of them frozen, and one is not in `known`."""
+    direct = list(module.parameters(recurse=False))
+    frozen = not any(p.requires_grad for p in direct)
+    return frozen and any(id(p) not in known for p in direct)
+
+
 def _is_alone(module: nn.Module) -> bool:
     """Whether torch compiles the module only as part of other code, or not at all."""
     return _is_own(module) or _is_scripted(module)
@@ -95,3 +109,9 @@ def _stands_alone(module: nn.Module) -> bool:
 def _is_hooked(module: nn.Module) -> bool:
     hooks: Any = module._backward_hooks or module._backward_pre_hooks  # noqa: SLF001 - no other way
     return bool(hooks)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether the module has hooks, of forward or backward."""
+    hooks: Any = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - no other way
+    return bool(hooks) or _is_hooked(module)

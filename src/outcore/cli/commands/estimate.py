@@ -36,7 +36,9 @@ def estimate(
     states: Annotated[
         int,
         typer.Option(
-            min=0, help="Optimizer state, in copies of the weights (SGD with momentum 1, Adam 2)."
+            min=0,
+            max=1000,
+            help="Optimizer state, in copies of the weights (SGD with momentum 1, Adam 2).",
         ),
     ] = 1,
     real: Annotated[

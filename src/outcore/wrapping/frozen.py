@@ -1,0 +1,57 @@
+"""frozen: notice which frozen modules a call runs as plain PyTorch although backward needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+WATCHED: WeakSet[nn.Module] = WeakSet()
+"""Modules whose calls are noticed now."""
+
+
+class PlainCalls:
+    """Notices calls of modules by entry points, as a context.
+
+    Calls that torch compiles do not go through the entry point, and backward needs a call if a
+    result requires a gradient. Hooks on parameters, as for trained modules, would never run.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        """`modules`: path -> module, without hooks: their entry points are part of what compiles."""
+        self.used: set[str] = set()
+        """The paths of those that were called."""
+        self._modules = modules
+
+    def _install(self, path: str, module: nn.Module) -> None:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            results = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+            if requires_gradient(results):
+                self.used.add(path)
+            return results
+
+        # Only the entry point itself is not compiled. What the module calls is, as without it.
+        alone = torch.compiler.disable(call, recursive=False)  # type: ignore[no-untyped-call]  # torch leaves it so
+        module._compiled_call_impl = alone  # noqa: SLF001 - what Module.compile sets
+        WATCHED.add(module)
+
+    def __enter__(self) -> Self:
+        """Install the entry points."""
+        for path, module in self._modules.items():
+            self._install(path, module)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove them, without a trace: torch's guards may look at the attributes of a module."""
+        for module in self._modules.values():
+            vars(module).pop("_compiled_call_impl", None)
+            WATCHED.discard(module)
+
+
+def requires_gradient(results: Any) -> bool:
+    """Whether any tensor in `results` requires a gradient."""
+    return any(isinstance(r, torch.Tensor) and r.requires_grad for r in tree_leaves(results))
