@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
@@ -91,9 +91,11 @@ def tell_metered(*, begins: bool) -> None:
 
 
 class Ledger(NamedTuple):
-    """What an allocator has in use now, all between the addresses `start` and `stop`."""
+    """What an allocator has in use now: large buffers between two addresses, small ones elsewhere."""
 
     live_bytes: int
-    """Bytes in use."""
+    """Bytes in use from `start` to `stop`."""
     start: int
     stop: int
+    elsewhere_bytes: Callable[[Collection[int]], int]
+    """The bytes in use elsewhere, but those at the given addresses."""

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,7 @@ from torch.profiler import ProfilerActivity
 
 from outcore.execute import arena
 from outcore.execute.arena import LEAST_BYTES, Arena, NoArena, own_arena
+from outcore.gauges import Ledger
 from outcore.measure import metered, resident_bytes
 
 MIB = 1 << 20
@@ -54,6 +56,39 @@ def test_it_counts_what_lives():
     assert large.data_ptr() % 512 == small.data_ptr() % 64 == 0
     del large
     assert figures().live_bytes == before
+
+
+@needs_arena
+def test_what_it_does_not_serve_is_counted_apart():
+    mine = own_arena()
+    before = mine.outside_bytes([])
+    held = [buffer(nbytes) for nbytes in (LEAST_BYTES - 1, 512, 511, 1, 0)]
+    expected = LEAST_BYTES - 1 + 512
+    assert mine.outside_bytes([]) - before == expected
+    where = [each.data_ptr() for each in held]
+    assert mine.outside_bytes([*where, *where, 0, 12345]) == before
+    assert mine.outside_bytes(where[1:]) - before == LEAST_BYTES - 1
+    del held
+    assert mine.outside_bytes([]) == before
+
+
+@needs_arena
+def test_what_autograd_alone_holds_is_resident():
+    """Nothing of it is an object of Python."""
+    gc.collect()
+    leaf = torch.zeros(LEAST_BYTES // 8, requires_grad=True)
+    mine = own_arena()
+    resident = partial(
+        resident_bytes,
+        CPU,
+        ledger=Ledger(0, *figures()[-2:], mine.outside_bytes),
+    )
+    before, result = resident(), leaf
+    for _ in range(9):
+        result = result.tanh()
+    assert resident() - before == 9 * leaf.nbytes
+    del result
+    assert resident() == before
 
 
 @pytest.fixture

@@ -102,6 +102,39 @@ def test_a_backward_without_ops_is_counted() -> None:
     inside(backend)
 
 
+class Rows(nn.Module):
+    """Between two graphs, autograd alone keeps many tensors that are smaller than 32 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = Tower(), Tower()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it so
+    def between(self, x: Tensor) -> Tensor:
+        row = x[:120]
+        for _ in range(100):
+            row = torch.tanh(row)
+        return x + row.sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.after(self.between(self.before(x)))
+        return result
+
+
+@pytest.mark.skipif(not isinstance(own_arena(), Arena), reason="without, they are not known")
+@pytest.mark.parametrize("part", [0.9, 0.7])
+def test_small_tensors_that_autograd_alone_holds_are_counted(part: float) -> None:
+    x = torch.ones(4096, 64)
+    in_core = Backend(budget="1GiB")
+    expected = train(Rows, in_core, x, mean_square)
+    most = in_core.report().measured_peak_bytes
+    assert most is not None
+    backend = Backend(budget=int(most * part), policy="swap-all")
+    assert same(train(Rows, backend, x, mean_square), expected)
+    assert backend.report().state == "planned"
+    inside(backend)
+
+
 def test_storages_larger_than_inputs_are_counted() -> None:
     whole = torch.ones(1024 * 64 * 8)
     x = torch.empty(0).set_(whole.untyped_storage(), 0, (1024, 64), (64, 1))

@@ -14,7 +14,7 @@ from outcore.gauges import Ledger
 from outcore.measure import Elsewhere, resident, resident_bytes
 
 CPU = torch.device("cpu")
-NOTHING = Ledger(0, 0, 0)
+NOTHING = Ledger(0, 0, 0, lambda _: 0)
 """It counts nothing, so everything is elsewhere."""
 EVENTS = ["make", "drop", "collect 0", "collect 1", "collect 2"]
 

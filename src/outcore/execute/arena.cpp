@@ -322,7 +322,47 @@ class Arena {
 };
 
 // Neither is ever destroyed: tensors are freed until the very end of the process.
+// The buffers that torch's own allocator serves: the small ones. Autograd alone may hold many, which
+// no search of Python's objects finds.
+class Outside {
+ public:
+  void add(const void* pointer, std::size_t nbytes) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (sizes_.emplace(pointer, nbytes).second) live_bytes_ += nbytes;
+  }
+
+  void remove(const void* pointer) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto entry = sizes_.find(pointer);
+    if (entry == sizes_.end()) return;
+    live_bytes_ -= entry->second;
+    sizes_.erase(entry);
+  }
+
+  // The bytes of all buffers but those at the `count` addresses, which differ.
+  std::size_t bytes_without(const std::uint64_t* addresses, std::size_t count) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    std::size_t nbytes = live_bytes_;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto entry = sizes_.find(reinterpret_cast<const void*>(addresses[i]));
+      if (entry != sizes_.end()) nbytes -= entry->second;
+    }
+    return nbytes;
+  }
+
+  std::mutex& mutex() { return mutex_; }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const void*, std::size_t> sizes_;
+  std::size_t live_bytes_ = 0;
+};
+
+// Smaller buffers are not counted outside: what autograd notes about an op needs more.
+constexpr std::size_t kCountedBytes = 512;
+
 Arena* arena = nullptr;
+Outside* outside = nullptr;
 c10::Allocator* previous = nullptr;
 
 thread_local char here;  // its address stands for a thread
@@ -361,6 +401,7 @@ void report(void* pointer, std::int64_t change) {
 
 void release(void* pointer) {
   if (!arena->owns(pointer)) {
+    outside->remove(pointer);
     previous->raw_deallocate(pointer);
     return;
   }
@@ -380,9 +421,10 @@ class ArenaAllocator final : public c10::Allocator {
     const bool ours = least_bytes_ <= nbytes && nbytes <= most_bytes_;
     const bool seen = ours && watched();
     void* pointer = ours ? arena->take(nbytes, seen) : nullptr;
-    if (!pointer)
+    if (!pointer) {
       pointer = previous->raw_allocate(nbytes);
-    else if (seen)
+      if (nbytes >= kCountedBytes) outside->add(pointer, nbytes);
+    } else if (seen)
       report(pointer, static_cast<std::int64_t>(nbytes));
     return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -428,10 +470,12 @@ const char* outcore_arena_install(std::size_t reserve_bytes, std::size_t least_b
     return "the kernel cannot move memory (mremap with MREMAP_DONTUNMAP)";
   }
   arena = new Arena(base, reserve_bytes, static_cast<Block*>(blocks), most_mappings);
+  outside = new Outside;
   c10::SetCPUAllocator(new ArenaAllocator(least_bytes, most_bytes));
   if (c10::GetCPUAllocator() == previous) return "torch's CPU allocator cannot be replaced";
-  pthread_atfork([] { arena->mutex().lock(); }, [] { arena->mutex().unlock(); },
-                 [] { arena->mutex().unlock(); });
+  pthread_atfork([] { arena->mutex().lock(); outside->mutex().lock(); },
+                 [] { outside->mutex().unlock(); arena->mutex().unlock(); },
+                 [] { outside->mutex().unlock(); arena->mutex().unlock(); });
   return nullptr;
 }
 
@@ -441,6 +485,11 @@ void outcore_arena_limit(std::size_t nbytes) { arena->limit(nbytes); }
 
 // A profiler begins on this thread, or has ended there.
 void outcore_arena_watch(bool begins) { begins ? begin_watching() : end_watching(); }
+
+// The bytes of buffers outside the arena, without those at the `count` addresses.
+std::size_t outcore_arena_outside(const std::uint64_t* addresses, std::size_t count) {
+  return outside->bytes_without(addresses, count);
+}
 
 void outcore_arena_figures(std::size_t* out) { arena->figures(out); }
 }

@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,7 +35,7 @@ VARIABLE: Final = "OUTCORE_ARENA"
 """The environment variable that can turn the arena off."""
 
 LEAST_BYTES: Final = 32 << 10
-"""Smaller tensors stay with malloc: there are many, but they need little memory in total."""
+"""Smaller tensors stay with malloc, which is faster. They are counted (`Arena.outside_bytes`)."""
 
 _RESERVED: Final = 4
 """How many times the machine's memory to reserve as addresses, which cost nothing."""
@@ -83,6 +84,16 @@ class Arena:
         most = ctypes.c_size_t(-1) if nbytes is None else ctypes.c_size_t(nbytes)
         self.library.outcore_arena_limit(most)
 
+    def outside_bytes(self, without: Collection[int]) -> int:
+        """Bytes in tensors that the arena does not serve, but those at the addresses `without`.
+
+        Tensors below 512 bytes are not counted, nor those that are older than the arena.
+        """
+        addresses = array("Q", set(without))
+        start, count = addresses.buffer_info()
+        counted: int = self.library.outcore_arena_outside(ctypes.c_void_p(start), count)
+        return counted
+
     def figures(self) -> ArenaFigures:
         """Return what the arena holds now."""
         out = (ctypes.c_size_t * len(ArenaFigures._fields))()
@@ -129,6 +140,8 @@ def _own_arena() -> Arena | NoArena:
     watch = library.outcore_arena_watch
     watch.argtypes, watch.restype = (ctypes.c_bool,), None
     when_metered(watch)
+    outside = library.outcore_arena_outside
+    outside.argtypes, outside.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_size_t
     return Arena(library)
 
 

@@ -254,7 +254,7 @@ class CpuDriver:
         if not isinstance(self.arena, Arena):
             return None
         now = self.arena.figures()
-        return Ledger(now.live_bytes, now.start, now.stop)
+        return Ledger(now.live_bytes, now.start, now.stop, self.arena.outside_bytes)
 
     def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
         """Bound resident memory by `most_bytes`.

@@ -57,7 +57,8 @@ def resident_bytes(
         counted = range(ledger.start, ledger.stop)
         held = ledger.live_bytes - sum(n for a, n in left_out.items() if a in counted)
         found = (elsewhere or Elsewhere()).extents(device, given, counted)
-        return max(0, held) + sum(n for a, n in found.items() if a not in left_out)
+        hidden = ledger.elsewhere_bytes(found.keys() | left_out.keys())
+        return max(0, held) + hidden + sum(n for a, n in found.items() if a not in left_out)
 
 
 class Elsewhere:
