@@ -91,7 +91,7 @@ def tell_metered(*, begins: bool) -> None:
 
 
 class Ledger(NamedTuple):
-    """What an allocator has in use now: large buffers between two addresses, small ones elsewhere."""
+    """What an allocator has in use now. Large buffers lie between two addresses."""
 
     live_bytes: int
     """Bytes in use from `start` to `stop`."""

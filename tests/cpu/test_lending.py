@@ -274,3 +274,31 @@ def test_workspaces_are_known_from_other_sizes_or_estimated(
     for side in sizes:
         call(torch.full((1, 4, 8, 8, side), 0.5)).backward()
     assert max(peak for _, peak in peaks) <= budget
+
+
+class Convolved(nn.Module):
+    """Its convolutions and pooling have inputs of 128 KiB a sample, and fewer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        halved = nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
+        return torch.relu(self.second(halved)).square().mean()
+
+
+def test_plans_go_to_sizes_at_which_no_input_is_large() -> None:
+    """Gradients of convolutions and of pooling are made by other ops if their input is large."""
+    torch._dynamo.reset()
+    backend = backend_of(resident_bytes(torch.device("cpu")) + (16 << 20))
+    call = torch.compile(Convolved(), backend=backend)
+    for samples in (*(16,) * (PROFILED_STEPS + 2), 4, 4):
+        call(torch.rand(samples, 3, 64, 64)).backward()
+    large, small = plans(backend)
+    assert large is not None
+    assert small is not None
+    assert small.problem.profile.source is Source.ESTIMATED
+    targets = [op.target for op in large.problem.trace.ops]
+    assert [op.target for op in small.problem.trace.ops] == targets
+    assert [target for target in targets if target.startswith("outcore.")]

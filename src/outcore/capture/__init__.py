@@ -31,6 +31,7 @@ from outcore.capture.graph import Captured, capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.recapture import capture_again
 from outcore.capture.rewrites.batch_norm import by_cudnn
+from outcore.capture.rewrites.metadata_only import LargeInputs
 from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.prepare import prepare
 from outcore.capture.rewrites.sparse import SparseGradients, densely
@@ -40,6 +41,7 @@ from outcore.capture.sizes.symbolic import Symbolic, UnknownSizesError
 __all__ = [
     "BySizes",
     "Captured",
+    "LargeInputs",
     "Shells",
     "SparseGradients",
     "Symbolic",

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 
 from outcore.capture import (
     BySizes,
+    LargeInputs,
     SparseGradients,
     Symbolic,
     aot_autograd,
@@ -110,6 +111,7 @@ class Backend:
         """Calls of graphs that cannot be planned, or that have nothing to differentiate."""
         self._compiled_anew = False
         """Whether torch compiled something since a graph was last added."""
+        self._large_inputs = LargeInputs()
         self._captured_at: list[int] = []
         """Numbers of the latest steps in which a new graph was captured."""
 
@@ -314,7 +316,7 @@ class Backend:
         Raises CaptureError if it cannot be planned.
         """
         start = time.perf_counter()
-        prepare(joint, outputs)
+        prepare(joint, outputs, self._large_inputs)
         dense, sparse = densely(joint, outputs)
         captured = capture(without_tokens(dense), outputs, static)
         verify_trace(captured.trace)

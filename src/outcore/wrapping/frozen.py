@@ -22,14 +22,14 @@ class PlainCalls:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        """`modules`: path -> module, without hooks: their entry points are part of what compiles."""
+        """`modules`: path -> module, without hooks, along with which torch compiles such calls."""
         self.used: set[str] = set()
         """The paths of those that were called."""
         self._modules = modules
 
     def _install(self, path: str, module: nn.Module) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
-            results = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+            results = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch leaves it so
             if requires_gradient(results):
                 self.used.add(path)
             return results

@@ -18,28 +18,28 @@ from torch.fx import Graph, GraphModule, Node
 from outcore.capture.compiler.compat import SIGNALS, layout_if_input_unread, suggest_memory_format
 from outcore.capture.rewrites.metadata_only import (
     INPUT,
+    Calls,
     args_of,
     define,
     lying,
     stand_in,
     with_memory,
-    worth_it,
 )
 
 BACKWARD = torch.ops.aten.convolution_backward.default
 
 
-def one_by_one(joint: GraphModule, *, anywhere: bool = False) -> None:
+def one_by_one(joint: GraphModule, calls: Calls) -> None:
     """Split the gradients of convolutions in `joint` into two calls. In place.
 
     The first call makes the gradients of the weight and the bias, the second that of the input.
-    Applies if the kernel for the input's gradient looks only at the input's layout. `anywhere`:
-    split as with cuDNN, for inputs of any size, whatever kernels this machine uses; such a graph
-    must not be run.
+    Applies to large inputs, if the kernel for the input's gradient looks only at the input's
+    layout. `calls`: those of `joint`; if they may be anywhere, they are split as with cuDNN,
+    whatever kernels this machine uses. Such a graph must not be run.
     """
-    changed = False
+    changed, anywhere = False, calls.anywhere
     for node in joint.graph.find_nodes(op="call_function", target=BACKWARD):
-        if _wants_that_of_the_input(node) and worth_it(args_of(node)[1], anywhere=anywhere):
+        if _wants_that_of_the_input(node) and calls.is_large(node):
             source = _laid_out(node, anywhere=anywhere)
             if source is not None:
                 _replace(joint.graph, node, source)

@@ -8,17 +8,17 @@ result (docs/decisions/0030, 0032).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from outcore.capture.compiler.compat import without_memory
 
 LEAST_BYTES = 1 << 20
-"""Smaller inputs stay as they are: the replacing calls take some microseconds more."""
+"""Calls with smaller inputs stay as they are: the replacing ones take some microseconds more."""
 
 INPUT = "outcore_input"
 """Key in the metadata of such a call's node: the node of the input that it does without."""
@@ -48,12 +48,39 @@ def define(
     return op
 
 
-def worth_it(node: Node, *, anywhere: bool) -> bool:
-    """Whether `node` makes a tensor of known shape with enough bytes; `anywhere`: any number."""
-    made = node.meta.get("val")
-    if not isinstance(made, Tensor) or not all(isinstance(n, int) for n in made.shape):
-        return False
-    return anywhere or made.nbytes >= LEAST_BYTES
+class LargeInputs:
+    """Where calls had a large input, in each graph: at smaller sizes they are replaced, too.
+
+    A graph then has the same ops at all sizes once it came with its largest, such as those of a
+    whole batch. Plans can go from one size to another.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[OpOverload, ...], set[int]] = {}
+        """Ops of a joint graph -> the places of such calls among them."""
+
+    def calls(self, joint: GraphModule, *, anywhere: bool) -> Calls:
+        """The calls of `joint`, as traced. `anywhere`: any input counts as large."""
+        nodes = [node for node in joint.graph.nodes if isinstance(node.target, OpOverload)]
+        large = self._places.setdefault(tuple(node.target for node in nodes), set())
+        return Calls({node: place for place, node in enumerate(nodes)}, large, anywhere)
+
+
+class Calls(NamedTuple):
+    """The calls of one joint graph: node -> place, and the places where inputs are `large`."""
+
+    places: dict[Node, int]
+    large: set[int]
+    anywhere: bool
+
+    def is_large(self, node: Node) -> bool:
+        """Whether the second argument of `node` has a known shape, and enough bytes somewhere."""
+        made, place = args_of(node)[1].meta.get("val"), self.places[node]
+        if not isinstance(made, Tensor) or not all(isinstance(n, int) for n in made.shape):
+            return False
+        if self.anywhere or made.nbytes >= LEAST_BYTES:
+            self.large.add(place)
+        return place in self.large
 
 
 def args_of(node: Node) -> tuple[Any, ...]:

@@ -18,27 +18,27 @@ from outcore import aten
 from outcore.capture.compiler.compat import suggest_memory_format
 from outcore.capture.rewrites.metadata_only import (
     INPUT,
+    Calls,
     args_of,
     define,
     lying,
     stand_in,
     with_memory,
-    worth_it,
 )
 
 DEVICES = ("cpu", "cuda")
 """Devices whose kernels are known not to read the input."""
 
 
-def from_places(joint: GraphModule, *, anywhere: bool = False) -> None:
+def from_places(joint: GraphModule, calls: Calls) -> None:
     """Let gradients in `joint` that go by places be made without the input, if large. In place.
 
-    `anywhere`: for inputs of any size; such a graph must not be run.
+    `calls`: those of `joint`.
     """
     changed = False
     for theirs, ours in GRADIENTS.items():
         for node in joint.graph.find_nodes(op="call_function", target=theirs):
-            if worth_it(args_of(node)[1], anywhere=anywhere) and _reads_nothing(node):
+            if calls.is_large(node) and _reads_nothing(node):
                 _replace(node, ours)
                 changed = True
     if changed:

@@ -9,22 +9,31 @@ from outcore.capture.rewrites.conjugates import as_tensors
 from outcore.capture.rewrites.convolution import one_by_one
 from outcore.capture.rewrites.cross_entropy import by_rows
 from outcore.capture.rewrites.gradients import unshared
+from outcore.capture.rewrites.metadata_only import LargeInputs
 from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.pooling import from_places
 from outcore.capture.rewrites.views import of_what_is_there
 
 
-def prepare(joint: GraphModule, forward_outputs: int, *, anywhere: bool = False) -> None:
+def prepare(
+    joint: GraphModule,
+    forward_outputs: int,
+    large: LargeInputs | None = None,
+    *,
+    anywhere: bool = False,
+) -> None:
     """Rewrite `joint` so that it runs plain PyTorch's kernels, by ops that fit a Trace. In place.
 
-    If torch has one call for several kernels, it becomes one op per kernel. `anywhere`: for no
-    machine in particular; such a graph must not be run.
+    If torch has one call for several kernels, it becomes one op per kernel. `large`: the large
+    inputs of the same graph at other sizes. `anywhere`: for no machine in particular; such a graph
+    must not be run.
     """
     of_what_is_there(joint)
     unshared(joint, forward_outputs)
     by_cudnn(joint)
-    one_by_one(joint, anywhere=anywhere)
-    from_places(joint, anywhere=anywhere)
+    calls = (large or LargeInputs()).calls(joint, anywhere=anywhere)
+    one_by_one(joint, calls)
+    from_places(joint, calls)
     by_rows(joint, anywhere=anywhere)
     as_ops(joint)
     as_tensors(joint)
