@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,14 @@ def test_a_disk_can_be_declined(tight: int, nothing: int | str) -> None:
 def test_it_can_be_declined_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTCORE_DISK_BUDGET", "0")
     assert not settle(make_options({"budget": "1GiB"}), torch.device("cpu")).disk_budget_bytes
+
+
+def test_a_limit_on_files_bounds_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (3 << 20, resource.RLIM_INFINITY))
+    settled = partial(settle, device=torch.device("cpu"))
+    assert settled(make_options({"budget": "1GiB"})).disk_budget_bytes == 3 << 20
+    asked = make_options({"budget": "1GiB", "disk_budget": "4MiB"})
+    assert settled(asked).disk_budget_bytes == 4 << 20
 
 
 def test_a_folder_of_the_system_s_that_is_gone_is_told_by_who_needs_it(

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
@@ -117,8 +118,23 @@ def test_a_fraction_of_less_than_a_byte_is_refused():
 def test_a_size_in_any_unit_is_exact(nbytes):
     assert parse_size(nbytes, None) == nbytes
     assert parse_size(f"{nbytes}B", None) == nbytes
-    assert parse_size(f"{nbytes}GiB", None) == nbytes * GIB
-    assert parse_size(f"{nbytes}GB", None) == nbytes * 10**9
+    few = min(nbytes, 2**33 - 1)
+    assert parse_size(f"{few}GiB", None) == few * GIB
+    assert parse_size(f"{few}GB", None) == few * 10**9
+
+
+@pytest.mark.parametrize("nines", [20, 60, 400, 5000])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_numbers_of_any_length_are_refused_in_few_words(nines, sign):
+    number = f"{sign}{'9' * nines}"
+    value = 10**nines * (-1 if sign else 1)
+    sizes = (partial(parse_size, size, None) for size in (value, f"{number}GiB", f"{number}B"))
+    rates = (partial(parse_rate, rate) for rate in (value, f"{number}GiB/s") if nines > 99 or sign)
+    parts = (partial(parse_part, part) for part in (value, number) if nines > 99 or sign)
+    for parse in (*sizes, *rates, *parts):
+        with pytest.raises(ValueError, match="size|rate|fraction") as caught:
+            parse()
+        assert len(str(caught.value)) < 200
 
 
 @given(st.integers(1, 100), st.integers(100, 2**50))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -96,7 +98,7 @@ class Options:
     - of a GPU: 31 of 32 parts of what is free or held by this process already;
     - of RAM: three quarters of what is available, plus what this process's tensors hold if RAM is
       the device;
-    - of a disk: nine tenths of what is free.
+    - of a disk: nine tenths of what is free, and no more than this process may write to one file.
 
     Budgets are this process's own. If several processes of one job share the RAM or a disk,
     defaults and fractions refer to this process's part of it (`host.local_processes`).
@@ -312,7 +314,9 @@ def _disk_budget(given: str | float | None, spill_dir: Path) -> int:
         return NO_DISK_BYTES
     processes = local_processes()
     if given is None or given == AUTO:
-        return max(NO_DISK_BYTES, int(usage.free * 0.9) // processes)
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)  # all that is offloaded is in one file
+        most = math.inf if limit == resource.RLIM_INFINITY else limit
+        return max(NO_DISK_BYTES, int(min(usage.free * 0.9 / processes, most)))
     return _size("disk_budget", given, usage.total // processes, least_bytes=0)
 
 
