@@ -132,7 +132,7 @@ def test_numbers_of_any_length_are_refused_in_few_words(nines, sign):
     rates = (partial(parse_rate, rate) for rate in (value, f"{number}GiB/s") if nines > 99 or sign)
     parts = (partial(parse_part, part) for part in (value, number) if nines > 99 or sign)
     for parse in (*sizes, *rates, *parts):
-        with pytest.raises(ValueError, match="size|rate|fraction") as caught:
+        with pytest.raises(ValueError, match=r"size|rate|fraction") as caught:
             parse()
         assert len(str(caught.value)) < 200
 
