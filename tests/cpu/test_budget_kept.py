@@ -109,7 +109,7 @@ class Rows(nn.Module):
         super().__init__()
         self.before, self.after = Tower(), Tower()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it so
+    @torch.compiler.disable
     def between(self, x: Tensor) -> Tensor:
         row = x[:120]
         for _ in range(100):

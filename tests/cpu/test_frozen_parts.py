@@ -125,8 +125,10 @@ def test_one_graph_stays_one(*, adapted: bool) -> None:
     for wrapped in (False, True):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        module: Any = Frozen(adapted=adapted, breaks=False)
-        call = outcore.wrap(module, BUDGET) if wrapped else torch.compile(module, backend="eager")
+        module = Frozen(adapted=adapted, breaks=False)
+        call: Any = (
+            outcore.wrap(module, BUDGET) if wrapped else torch.compile(module, backend="eager")
+        )
         train(call)
         compilations.append(torch._dynamo.utils.counters["frames"]["ok"])
         if wrapped:
@@ -157,7 +159,7 @@ class Between(nn.Module):
         super().__init__()
         self.body, self.head = Frozen(breaks=False), nn.Linear(WIDTH, WIDTH)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it so
+    @torch.compiler.disable
     def around(self, x: Tensor) -> Any:
         return self.body(x)
 

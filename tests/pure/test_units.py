@@ -128,10 +128,13 @@ def test_a_size_in_any_unit_is_exact(nbytes):
 def test_numbers_of_any_length_are_refused_in_few_words(nines, sign):
     number = f"{sign}{'9' * nines}"
     value = 10**nines * (-1 if sign else 1)
-    sizes = (partial(parse_size, size, None) for size in (value, f"{number}GiB", f"{number}B"))
-    rates = (partial(parse_rate, rate) for rate in (value, f"{number}GiB/s") if nines > 99 or sign)
-    parts = (partial(parse_part, part) for part in (value, number) if nines > 99 or sign)
-    for parse in (*sizes, *rates, *parts):
+    most = nines > 99 or sign  # others are rates and parts
+    refused: list[partial[object]] = [
+        *(partial(parse_size, size, None) for size in (value, f"{number}GiB", f"{number}B")),
+        *(partial(parse_rate, rate) for rate in (value, f"{number}GiB/s") if most),
+        *(partial(parse_part, part) for part in (value, number) if most),
+    ]
+    for parse in refused:
         with pytest.raises(ValueError, match=r"size|rate|fraction") as caught:
             parse()
         assert len(str(caught.value)) < 200
