@@ -28,7 +28,7 @@ import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from outcore.units import format_bytes, spell_size
+from outcore.units import format_bytes, spell_size, spelled
 
 LIKE_TORCH = " (CUDA out of memory. DefaultCPUAllocator: can't allocate memory)"
 """Words that finders of batch sizes look for in an error's arguments, to try a smaller batch: those
@@ -109,7 +109,7 @@ class OptionValueError(OutcoreError, ValueError):
     @property
     def message(self) -> str:
         """Name the option and the value, and say why it is not valid."""
-        return f"option {self.option}={self.value!r}: {self.reason}"
+        return f"option {self.option}={spelled(self.value)}: {self.reason}"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,7 +18,7 @@ _QUANTITY = re.compile(
     r"\s*(?P<number>[0-9]{1,99}(?:\.[0-9]{1,99})?)\s*(?P<unit>[A-Za-z%]*)\s*", re.ASCII
 )
 _MOST_BYTES = 2**63 - 1
-_MOST_SHOWN = 40
+_MOST_SPELLED = 40
 """Characters of an unreadable value that a message shows."""
 
 _PRINTED_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -38,7 +38,7 @@ def parse_size(
     `least_bytes` or 2**63 and more, for a fraction above 1, and for a fraction if `total_bytes` is
     None.
     """
-    shown = _shown(size)
+    shown = spelled(size)
     if isinstance(size, bool) or not isinstance(size, str | float | Real):
         raise ValueError(  # noqa: TRY004 - one kind of error for anything that is not a size
             f'a size is text like "16GiB", an int (bytes) or a fraction like 0.8, not {shown}'
@@ -54,7 +54,7 @@ def parse_size(
         nbytes = _fraction_of(exact, total_bytes, shown)
     if nbytes < least_bytes:
         least = "one byte" if least_bytes else "none"
-        raise ValueError(f"{shown} is {_shown(nbytes)} bytes: a size is at least {least}")
+        raise ValueError(f"{shown} is {spelled(nbytes)} bytes: a size is at least {least}")
     if nbytes > _MOST_BYTES:
         raise ValueError(f"{shown} is too large: a size is at most {_MOST_BYTES} bytes (8 EiB)")
     return nbytes
@@ -68,11 +68,11 @@ def parse_rate(rate: str | int | float) -> float:
     """
     if isinstance(rate, bool) or not isinstance(rate, str | float | Real):
         raise ValueError(  # noqa: TRY004 - one kind of error for anything that is not a rate
-            f'a rate is text like "150MiB/s" or bytes per second, not {_shown(rate)}'
+            f'a rate is text like "150MiB/s" or bytes per second, not {spelled(rate)}'
         )
     bytes_per_second = _parse_rate_text(rate) if isinstance(rate, str) else _float(rate)
     if not (math.isfinite(bytes_per_second) and bytes_per_second > 0):
-        raise ValueError(f"{_shown(rate)} is not a rate: it must be positive and finite")
+        raise ValueError(f"{spelled(rate)} is not a rate: it must be positive and finite")
     return bytes_per_second
 
 
@@ -82,7 +82,7 @@ def parse_part(part: str | float) -> float:
     It may exceed 1. Raises `ValueError` for anything else, and for a fraction that is not positive
     and finite.
     """
-    advice = f'{_shown(part)} is not a fraction: write "25%" or 0.25'
+    advice = f'{spelled(part)} is not a fraction: write "25%" or 0.25'
     if isinstance(part, bool) or not isinstance(part, str | float | Real):
         raise ValueError(advice)  # noqa: TRY004 - one kind of error for anything else
     if isinstance(part, str):
@@ -94,6 +94,15 @@ def parse_part(part: str | float) -> float:
     if not (math.isfinite(part) and part > 0):
         raise ValueError(advice)
     return part
+
+
+def spelled(value: object) -> str:
+    """Return `value` as Python writes it, cut if that is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python spells no number of so many digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _MOST_SPELLED else f"{text[: _MOST_SPELLED - 3]}..."
 
 
 def format_bytes(nbytes: float) -> str:
@@ -151,12 +160,12 @@ def _parse_size_text(text: str, total_bytes: int | None) -> int:
     """Read a number with a unit, or a percentage of `total_bytes`."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f'cannot read {_shown(text)} as a size: write "16GiB", "16GB" or "80%"')
+        raise ValueError(f'cannot read {spelled(text)} as a size: write "16GiB", "16GB" or "80%"')
     number, unit = match["number"], match["unit"]
     if unit == "%":
-        return _fraction_of(Fraction(number) / 100, total_bytes, _shown(text))
+        return _fraction_of(Fraction(number) / 100, total_bytes, spelled(text))
     if unit not in _BYTES_PER_UNIT:
-        raise ValueError(f"cannot read {_shown(text)} as a size: {_unit_advice(number, unit)}")
+        raise ValueError(f"cannot read {spelled(text)} as a size: {_unit_advice(number, unit)}")
     return math.floor(Fraction(number) * _BYTES_PER_UNIT[unit])
 
 
@@ -165,11 +174,11 @@ def _parse_rate_text(text: str) -> float:
     size, slash, second = text.strip().rpartition("/")
     match = _QUANTITY.fullmatch(size)
     if not slash or second != "s" or match is None:
-        raise ValueError(f'cannot read {_shown(text)} as a rate: write "150MiB/s" or "150MB/s"')
+        raise ValueError(f'cannot read {spelled(text)} as a rate: write "150MiB/s" or "150MB/s"')
     number, unit = match["number"], match["unit"]
     if unit not in _BYTES_PER_UNIT:
         raise ValueError(
-            f"cannot read {_shown(text)} as a rate: {_unit_advice(number, unit, '/s')}"
+            f"cannot read {spelled(text)} as a rate: {_unit_advice(number, unit, '/s')}"
         )
     return float(Fraction(number) * _BYTES_PER_UNIT[unit])
 
@@ -216,14 +225,6 @@ def _float(number: float) -> float:
         return float(number)
     except OverflowError:
         return math.inf
-
-
-def _shown(value: object) -> str:
-    """Return `value` as Python writes it, cut if that is long."""
-    if isinstance(value, int) and abs(value) >= 10**_MOST_SHOWN:  # Python may refuse to spell it
-        return f"a number of more than {_MOST_SHOWN} digits"
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def _three_digits(number: float) -> str:

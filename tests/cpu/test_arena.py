@@ -61,6 +61,7 @@ def test_it_counts_what_lives():
 @needs_arena
 def test_what_it_does_not_serve_is_counted_apart():
     mine = own_arena()
+    gc.collect()
     before = mine.outside_bytes([])
     held = [buffer(nbytes) for nbytes in (LEAST_BYTES - 1, 512, 511, 1, 0)]
     expected = LEAST_BYTES - 1 + 512

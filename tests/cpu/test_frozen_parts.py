@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import outcore
 from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.measure import resident_bytes
 from outcore.wrapping.call_wrapper import CALLS_TO_WAIT
+from outcore.wrapping.compiled import SKIPPED
 from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
 
 STEPS = PROFILED_STEPS + 4
@@ -24,6 +26,7 @@ BUDGET = "1GiB"
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
+    SKIPPED.clear()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -91,8 +94,9 @@ def test_frozen_parts_are_planned(*, adapted: bool) -> None:
     assert report.measured_peak_bytes is not None
     assert "unused" not in entry_points(roomy)
     torch._dynamo.reset()
+    activations = report.measured_peak_bytes - resident_bytes(torch.device("cpu"))
     tight = outcore.wrap(
-        Frozen(adapted=adapted), report.measured_peak_bytes * 15 // 16, policy="swap-all"
+        Frozen(adapted=adapted), report.measured_peak_bytes - activations // 8, policy="swap-all"
     )
     assert alike(train(tight), expected)
     report = outcore.handle(tight).report()
@@ -118,14 +122,38 @@ def test_a_frozen_model_without_a_backward_has_no_parts() -> None:
     assert entry_points(module) == []
 
 
+def replace_forward(module: Frozen) -> None:
+    """As accelerate does."""
+    for block in module.blocks:
+        first: Any = block[0]
+        first.forward = partial(type(first).forward, first)
+
+
+@pytest.fixture
+def hook_of_all() -> Iterator[None]:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    yield
+    handle.remove()
+
+
+def test_hooks_of_all_modules_do_not_end_a_graph(hook_of_all: None) -> None:
+    module = outcore.wrap(Frozen(breaks=False), BUDGET)
+    train(module)
+    report = outcore.handle(module).report()
+    assert (report.graphs, report.notes) == (1, ())
+
+
+@pytest.mark.parametrize("change", [None, replace_forward])
 @pytest.mark.parametrize("adapted", [False, True])
-def test_one_graph_stays_one(*, adapted: bool) -> None:
+def test_one_graph_stays_one(change: Callable[[Frozen], None] | None, *, adapted: bool) -> None:
     """The first calls are looked at, with no effect on what torch compiles."""
     compilations = []
     for wrapped in (False, True):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         module = Frozen(adapted=adapted, breaks=False)
+        if change is not None:
+            change(module)
         call: Any = (
             outcore.wrap(module, BUDGET) if wrapped else torch.compile(module, backend="eager")
         )

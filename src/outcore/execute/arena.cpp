@@ -321,14 +321,15 @@ class Arena {
   std::uint32_t sweeps_ = 0;
 };
 
-// Neither is ever destroyed: tensors are freed until the very end of the process.
 // The buffers that torch's own allocator serves: the small ones. Autograd alone may hold many, which
 // no search of Python's objects finds.
 class Outside {
  public:
   void add(const void* pointer, std::size_t nbytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    if (sizes_.emplace(pointer, nbytes).second) live_bytes_ += nbytes;
+    std::size_t& known = sizes_[pointer];  // not 0 if it was freed by other means
+    live_bytes_ += nbytes - known;
+    known = nbytes;
   }
 
   void remove(const void* pointer) {
@@ -361,6 +362,7 @@ class Outside {
 // Smaller buffers are not counted outside: what autograd notes about an op needs more.
 constexpr std::size_t kCountedBytes = 512;
 
+// None of these is ever destroyed: tensors are freed until the very end of the process.
 Arena* arena = nullptr;
 Outside* outside = nullptr;
 c10::Allocator* previous = nullptr;

@@ -95,7 +95,7 @@ class CallWrapper:
         if must_run_uncompiled():
             self._note_uncompiled(model)
             return self._run_uncompiled(model, args, kwargs)
-        if self._looking.found:
+        if self.trained and self._looking.found:
             self._take_found(model)
         trained, seen = self.trained, _seen(self.backend)
         limits, skipped = compiled.limits(), compiled.skipped()
@@ -146,7 +146,7 @@ class CallWrapper:
     def _is_training(self, model: nn.Module, results: Any) -> bool:
         """Whether a call with `results` is a training call: the mode may say so, or backward.
 
-        Nobody evaluates a frozen model on inputs that require gradients.
+        A frozen model with such results is called for the gradients of its inputs.
         """
         if model.training or self._in_eval.trains:
             return True

@@ -182,7 +182,7 @@ def run_plain(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
-_HOOKS_OF_ALL = (
+HOOKS_OF_ALL = (
     _module._global_forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
     _module._global_forward_hooks,  # noqa: SLF001 - as above
     _module._global_backward_pre_hooks,  # noqa: SLF001 - as above
@@ -196,7 +196,7 @@ def _hooks(model: nn.Module) -> str:
     They include those that were registered for all modules.
     """
     held = (
-        *_HOOKS_OF_ALL,
+        *HOOKS_OF_ALL,
         model._forward_pre_hooks,  # noqa: SLF001 - torch has no other way to ask
         model._forward_hooks,  # noqa: SLF001 - as above
         model._backward_pre_hooks,  # noqa: SLF001 - as above

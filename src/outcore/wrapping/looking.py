@@ -9,8 +9,14 @@ from weakref import WeakSet, ref
 
 from torch import Tensor, nn
 
+from outcore.wrapping.compiled import HOOKS_OF_ALL
 from outcore.wrapping.frozen import PlainCalls
-from outcore.wrapping.outside_graphs import has_hooks, missing, unseen, unseen_frozen
+from outcore.wrapping.outside_graphs import (
+    is_compiled_as_called,
+    missing,
+    unseen,
+    unseen_frozen,
+)
 
 STEPS = 2
 """Training steps whose backward shows which parameters no graph has. The second one looks again,
@@ -50,12 +56,16 @@ class Looking:
         `known` and `apart` are asked as in `after_call`.
         """
         self._frozen = None
-        ids = known(model) if self._steps_left else None
+        ids = known(model) if self._steps_left and not any(HOOKS_OF_ALL) else None
         if ids is None:
             return nullcontext()
         paths = unseen_frozen(model, ids, apart(model))
-        named = ((path, model.get_submodule(path)) for path in paths)
-        modules = {p: m for p, m in named if not has_hooks(m) and m._compiled_call_impl is None}  # noqa: SLF001 - what Module.compile sets
+        named = {path: model.get_submodule(path) for path in paths}
+        modules = {
+            path: module
+            for path, module in named.items()
+            if not is_compiled_as_called(module) and module._compiled_call_impl is None  # noqa: SLF001 - what Module.compile sets
+        }
         self._frozen = PlainCalls(modules) if modules else None
         return nullcontext() if self._frozen is None else self._frozen
 

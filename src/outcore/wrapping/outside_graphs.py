@@ -40,7 +40,8 @@ def unseen_frozen(
     model: nn.Module, known: Collection[int], apart: Collection[str] = ()
 ) -> list[str]:
     """Return those of the paths `own` whose modules are frozen, with parameters not in `known`."""
-    return [path for path in own(model, apart) if _is_unseen(model.get_submodule(path), known)]
+    frozen = {path for path, m in model.named_modules() if _is_unseen(m, known)}
+    return [path for path in own(model, apart) if path in frozen] if frozen else []
 
 
 def _is_unseen(module: nn.Module, known: Collection[int]) -> bool:
@@ -111,7 +112,10 @@ def _is_hooked(module: nn.Module) -> bool:
     return bool(hooks)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether the module has hooks, of forward or backward."""
+def is_compiled_as_called(module: nn.Module) -> bool:
+    """Whether torch compiles calls of the module by its entry point, not by its class's `forward`.
+
+    It does so for modules with hooks, and for those whose `forward` was replaced.
+    """
     hooks: Any = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - no other way
-    return bool(hooks) or _is_hooked(module)
+    return bool(hooks) or _is_hooked(module) or "forward" in vars(module)

@@ -42,6 +42,7 @@ def one_by_one(joint: GraphModule, calls: Calls) -> None:
         if _wants_that_of_the_input(node) and calls.is_large(node):
             source = _laid_out(node, anywhere=anywhere)
             if source is not None:
+                calls.replaced(node)
                 _replace(joint.graph, node, source)
                 changed = True
     if changed:

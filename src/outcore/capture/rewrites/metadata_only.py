@@ -8,6 +8,7 @@ result (docs/decisions/0030, 0032).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
@@ -56,13 +57,14 @@ class LargeInputs:
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[OpOverload, ...], set[int]] = {}
-        """Ops of a joint graph -> the places of such calls among them."""
+        self._places: dict[bytes, set[int]] = {}
+        """Digest of the ops of a joint graph -> the places of such calls among them."""
 
     def calls(self, joint: GraphModule, *, anywhere: bool) -> Calls:
         """The calls of `joint`, as traced. `anywhere`: any input counts as large."""
         nodes = [node for node in joint.graph.nodes if isinstance(node.target, OpOverload)]
-        large = self._places.setdefault(tuple(node.target for node in nodes), set())
+        ops = "\n".join(str(node.target) for node in nodes)
+        large = self._places.setdefault(blake2b(ops.encode()).digest(), set())
         return Calls({node: place for place, node in enumerate(nodes)}, large, anywhere)
 
 
@@ -75,12 +77,14 @@ class Calls(NamedTuple):
 
     def is_large(self, node: Node) -> bool:
         """Whether the second argument of `node` has a known shape, and enough bytes somewhere."""
-        made, place = args_of(node)[1].meta.get("val"), self.places[node]
+        made = args_of(node)[1].meta.get("val")
         if not isinstance(made, Tensor) or not all(isinstance(n, int) for n in made.shape):
             return False
-        if self.anywhere or made.nbytes >= LEAST_BYTES:
-            self.large.add(place)
-        return place in self.large
+        return self.anywhere or made.nbytes >= LEAST_BYTES or self.places[node] in self.large
+
+    def replaced(self, node: Node) -> None:
+        """Note that `node` was replaced at these sizes."""
+        self.large.add(self.places[node])
 
 
 def args_of(node: Node) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ def from_places(joint: GraphModule, calls: Calls) -> None:
     for theirs, ours in GRADIENTS.items():
         for node in joint.graph.find_nodes(op="call_function", target=theirs):
             if calls.is_large(node) and _reads_nothing(node):
+                calls.replaced(node)
                 _replace(node, ours)
                 changed = True
     if changed:
