@@ -18,8 +18,8 @@ _QUANTITY = re.compile(
     r"\s*(?P<number>[0-9]{1,99}(?:\.[0-9]{1,99})?)\s*(?P<unit>[A-Za-z%]*)\s*", re.ASCII
 )
 _MOST_BYTES = 2**63 - 1
-_MOST_SPELLED = 40
-"""Characters of an unreadable value that a message shows."""
+_MOST_SPELLED = 200
+"""Characters of a value that a message shows."""
 
 _PRINTED_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _PRINTED_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
