@@ -277,11 +277,12 @@ def test_workspaces_are_known_from_other_sizes_or_estimated(
 
 
 class Convolved(nn.Module):
-    """Its convolutions and pooling have inputs of 128 KiB a sample, and fewer."""
+    """Its pooling has an input of 512 KiB a sample, and the second convolution one of 128 KiB."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.first = nn.Conv2d(3, 32, 3, padding=1)
+        self.second = nn.Conv2d(32, 32, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         halved = nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
@@ -291,9 +292,9 @@ class Convolved(nn.Module):
 def test_plans_go_to_sizes_at_which_no_input_is_large() -> None:
     """Gradients of convolutions and of pooling are made by other ops if their input is large."""
     torch._dynamo.reset()
-    backend = backend_of(resident_bytes(torch.device("cpu")) + (16 << 20))
+    backend = backend_of(resident_bytes(torch.device("cpu")) + (48 << 20))
     call = torch.compile(Convolved(), backend=backend)
-    for samples in (*(16,) * (PROFILED_STEPS + 2), 4, 4):
+    for samples in (*(16,) * (PROFILED_STEPS + 2), 1, 1):
         call(torch.rand(samples, 3, 64, 64)).backward()
     large, small = plans(backend)
     assert large is not None
@@ -301,4 +302,4 @@ def test_plans_go_to_sizes_at_which_no_input_is_large() -> None:
     assert small.problem.profile.source is Source.ESTIMATED
     targets = [op.target for op in large.problem.trace.ops]
     assert [op.target for op in small.problem.trace.ops] == targets
-    assert [target for target in targets if target.startswith("outcore.")]
+    assert len([target for target in targets if target.startswith("outcore.")]) == 2

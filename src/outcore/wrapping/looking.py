@@ -152,7 +152,7 @@ class UnseenModules:
 
     @property
     def used(self) -> bool:
-        """Whether backward has reached any."""
+        """Whether backward has reached one."""
         return bool(self._used)
 
     def end(self, model: nn.Module, known: Collection[int] | None) -> list[str]:

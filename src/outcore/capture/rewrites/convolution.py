@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from outcore.capture.compiler.compat import SIGNALS, layout_if_input_unread, suggest_memory_format
 from outcore.capture.rewrites.metadata_only import (
     INPUT,
-    Calls,
+    Sites,
     args_of,
     define,
     lying,
@@ -29,20 +29,20 @@ from outcore.capture.rewrites.metadata_only import (
 BACKWARD = torch.ops.aten.convolution_backward.default
 
 
-def one_by_one(joint: GraphModule, calls: Calls) -> None:
+def one_by_one(joint: GraphModule, sites: Sites) -> None:
     """Split the gradients of convolutions in `joint` into two calls. In place.
 
     The first call makes the gradients of the weight and the bias, the second that of the input.
     Applies to large inputs, if the kernel for the input's gradient looks only at the input's
-    layout. `calls`: those of `joint`; if they may be anywhere, they are split as with cuDNN,
+    layout. `sites`: the calls of `joint`; if they may be anywhere, they are split as with cuDNN,
     whatever kernels this machine uses. Such a graph must not be run.
     """
-    changed, anywhere = False, calls.anywhere
+    changed, anywhere = False, sites.anywhere
     for node in joint.graph.find_nodes(op="call_function", target=BACKWARD):
-        if _wants_that_of_the_input(node) and calls.is_large(node):
+        if _wants_that_of_the_input(node) and sites.is_large(node):
             source = _laid_out(node, anywhere=anywhere)
             if source is not None:
-                calls.replaced(node)
+                sites.replaced(node)
                 _replace(joint.graph, node, source)
                 changed = True
     if changed:

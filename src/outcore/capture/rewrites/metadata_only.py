@@ -60,15 +60,15 @@ class LargeInputs:
         self._places: dict[bytes, set[int]] = {}
         """Digest of the ops of a joint graph -> the places of such calls among them."""
 
-    def calls(self, joint: GraphModule, *, anywhere: bool) -> Calls:
+    def sites(self, joint: GraphModule, *, anywhere: bool) -> Sites:
         """The calls of `joint`, as traced. `anywhere`: any input counts as large."""
         nodes = [node for node in joint.graph.nodes if isinstance(node.target, OpOverload)]
         ops = "\n".join(str(node.target) for node in nodes)
         large = self._places.setdefault(blake2b(ops.encode()).digest(), set())
-        return Calls({node: place for place, node in enumerate(nodes)}, large, anywhere)
+        return Sites({node: place for place, node in enumerate(nodes)}, large, anywhere)
 
 
-class Calls(NamedTuple):
+class Sites(NamedTuple):
     """The calls of one joint graph: node -> place, and the places where inputs are `large`."""
 
     places: dict[Node, int]

@@ -18,7 +18,7 @@ from outcore import aten
 from outcore.capture.compiler.compat import suggest_memory_format
 from outcore.capture.rewrites.metadata_only import (
     INPUT,
-    Calls,
+    Sites,
     args_of,
     define,
     lying,
@@ -30,16 +30,16 @@ DEVICES = ("cpu", "cuda")
 """Devices whose kernels are known not to read the input."""
 
 
-def from_places(joint: GraphModule, calls: Calls) -> None:
+def from_places(joint: GraphModule, sites: Sites) -> None:
     """Let gradients in `joint` that go by places be made without the input, if large. In place.
 
-    `calls`: those of `joint`.
+    `sites`: the calls of `joint`.
     """
     changed = False
     for theirs, ours in GRADIENTS.items():
         for node in joint.graph.find_nodes(op="call_function", target=theirs):
-            if calls.is_large(node) and _reads_nothing(node):
-                calls.replaced(node)
+            if sites.is_large(node) and _reads_nothing(node):
+                sites.replaced(node)
                 _replace(node, ours)
                 changed = True
     if changed:
