@@ -1,4 +1,4 @@
-"""Whether calls end: here, or in a forked process."""
+"""Whether calls end, here or in a forked process, and threads."""
 
 from __future__ import annotations
 
@@ -38,6 +38,22 @@ def ends_in_a_fork(call: Callable[[], object]) -> bool:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) == 0
+
+
+def workers() -> set[threading.Thread]:
+    """The threads that copy for drivers. Those of earlier tests may end at any moment."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("outcore-")}
+
+
+def workers_end(before: set[threading.Thread]) -> bool:
+    """Whether all `workers` end that were not there `before`.
+
+    A driver that the garbage collector closes on one of its own threads cannot wait for it.
+    """
+    newer = workers() - before
+    for thread in newer:
+        thread.join(PATIENCE_SECONDS)
+    return not any(thread.is_alive() for thread in newer)
 
 
 def closes_before_each_job(spill: Spill, name: str, patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
 from outcore.execute.driver import CopySpan, Region
 from outcore.ir.hardware import Tier
 from outcore.measure import metered
-from tests.cpu.ending import ends_in_a_fork
+from tests.cpu.ending import ends_in_a_fork, workers, workers_end
 from tests.cpu.storages import random_storage, region_of, regions_of, same
 
 DTYPES = (
@@ -376,20 +376,16 @@ def test_copies_are_recorded_in_order_and_not_otherwise(driver):
 # ---- the end -------------------------------------------------------------------------------------
 
 
-def workers() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("outcore-")]
-
-
 def test_closing_leaves_nothing_behind(tmp_path):
     before = workers()
     driver = CpuDriver(tmp_path)
     lane = driver.open_lane(regions_of(torch.ones(10)))
     lane.copy_out(torch.ones(10), 0)
-    assert len(workers()) == len(before) + 2
+    assert len(workers() - before) == 2
     assert len(open_files(tmp_path)) == 1
     driver.close()
     driver.close()
-    assert workers() == before
+    assert workers_end(before)
     assert open_files(tmp_path) == []
     lane.close()
     driver.drain()
@@ -401,14 +397,14 @@ def test_closing_leaves_nothing_behind(tmp_path):
 
 def test_a_driver_that_nobody_holds_is_closed(tmp_path):
     gc.collect()  # drivers of earlier tests
-    before = set(workers())
+    before = workers()
     driver = CpuDriver(tmp_path)
     driver.reserve({Tier.DISK: 1})
     alive = weakref.ref(driver)
     del driver
     gc.collect()
     assert alive() is None
-    assert set(workers()) <= before
+    assert workers_end(before)
     assert open_files(tmp_path) == []
 
 
@@ -429,7 +425,7 @@ def test_a_finalizer_may_close_the_driver_on_a_worker(tmp_path):
     others = workers()
     driver = CpuDriver(tmp_path)
     lane = driver.open_lane(regions_of(torch.ones(10)))
-    threads = [thread for thread in workers() if thread not in others]
+    threads = workers() - others
     driver.record(lambda span: driver.close())
     lane.wait(lane.copy_out(torch.ones(10), 0))
     for thread in threads:
@@ -444,7 +440,7 @@ def test_a_driver_without_copies_has_no_file_and_no_threads(tmp_path):
     driver.reserve({Tier.DISK: 0})
     driver.drain()
     lane.close()
-    assert workers() == before
+    assert workers_end(before)
     assert open_files(tmp_path) == []
     driver.close()
     with pytest.raises(SpillError, match="the driver is closed"):

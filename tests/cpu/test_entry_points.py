@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -38,6 +37,7 @@ from outcore.errors import (
 )
 from outcore.runtime.budget.engine import Engine
 from outcore.wrapping import call_wrapper, compiled, notes
+from tests.cpu.ending import workers, workers_end
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -604,11 +604,6 @@ class Counting(nn.Module):
         return result
 
 
-def workers() -> list[threading.Thread]:
-    """The threads of engines."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith("outcore-")]
-
-
 class TestGivenBack:
     """The engine and its threads end with what they serve."""
 
@@ -619,53 +614,53 @@ class TestGivenBack:
 
     def trained(self) -> tuple[Small, ref[Engine]]:
         module = outcore.wrap(small(), **TIGHT)
-        before = len(workers())
+        before = workers()
         trained(module)
-        assert len(workers()) == before + 2
+        assert len(workers() - before) == 2
         engine = outcore.handle(module).engine
         assert engine is not None
         return module, ref(engine)
 
     def test_by_unwrap(self) -> None:
-        before = len(workers())
+        before = workers()
         module, engine = self.trained()
         outcore.unwrap(module)
-        assert len(workers()) == before
+        assert workers_end(before)
         gc.collect()
         assert engine() is None
 
     def test_by_wrapping_again(self) -> None:
-        before = len(workers())
+        before = workers()
         module, engine = self.trained()
         outcore.wrap(module, budget="1GiB")
-        assert len(workers()) == before
+        assert workers_end(before)
         gc.collect()
         assert engine() is None
 
     def test_by_wrapping_in_a_session(self) -> None:
-        before = len(workers())
+        before = workers()
         module, engine = self.trained()
         with outcore.session(**TIGHT) as ooc:
             ooc.wrap(module)
-            assert len(workers()) == before
+            assert workers_end(before)
             gc.collect()
             assert engine() is None
             trained(module)
             assert outcore.handle(module) is ooc.backend
-        assert len(workers()) == before
+        assert workers_end(before)
         assert module._compiled_call_impl is None
 
     def test_with_the_model(self) -> None:
-        before, wrapped = len(workers()), len(call_wrapper.WRAPPERS)
+        before, wrapped = workers(), len(call_wrapper.WRAPPERS)
         module, engine = self.trained()
         del module
         gc.collect()
         assert engine() is None
-        assert len(workers()) == before
+        assert workers_end(before)
         assert len(call_wrapper.WRAPPERS) == wrapped
 
     def test_after_the_backward_that_is_still_to_come(self) -> None:
-        before, plain = len(workers()), small()
+        before, plain = workers(), small()
         module, engine = self.trained()
         trained(plain)
         torch.manual_seed(STEPS)
@@ -681,7 +676,7 @@ class TestGivenBack:
         del loss
         gc.collect()
         assert engine() is None
-        assert len(workers()) == before
+        assert workers_end(before)
 
 
 class Opaque(nn.Module):

@@ -30,7 +30,7 @@ from outcore.execute.queued import QueuedDriver
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import STAGING_BUFFERS, Tier, staging_bytes
 from outcore.runtime.budget import engine as runtime
-from tests.cpu.ending import closes_before_each_job, ends, ends_in_a_fork
+from tests.cpu.ending import closes_before_each_job, ends, ends_in_a_fork, workers, workers_end
 from tests.cpu.queues import LateDevice, RaceError
 from tests.cpu.test_queued import Queued, on_tiers
 from tests.cpu.training import (
@@ -360,15 +360,15 @@ def test_buffers_that_cannot_be_had_are_not_counted(
 
 def test_a_driver_that_nobody_holds_ends_its_workers(tmp_path: Path) -> None:
     before = set(threading.enumerate())
+    before = workers()
     driver = QueuedDriver(LateDevice(), tmp_path)
     driver.open_lane({0: on_disk(0)}).close()
-    workers = set(threading.enumerate()) - before
-    assert len(workers) == 2
+    assert len(workers() - before) == 2
     alive = weakref.ref(driver)
     del driver
     gc.collect()
     assert alive() is None
-    assert not any(worker.is_alive() for worker in workers)
+    assert workers_end(before)
 
 
 def test_a_closed_driver_leaves_the_disk_alone(driver: QueuedDriver) -> None:
