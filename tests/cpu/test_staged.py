@@ -359,7 +359,6 @@ def test_buffers_that_cannot_be_had_are_not_counted(
 
 
 def test_a_driver_that_nobody_holds_ends_its_workers(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
     before = workers()
     driver = QueuedDriver(LateDevice(), tmp_path)
     driver.open_lane({0: on_disk(0)}).close()
