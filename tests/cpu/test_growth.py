@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -383,7 +385,7 @@ def test_calls_that_may_come_yet_leave_no_room_for_what_came(
         with_others_bytes=lambda _: 0,
         others_bytes=lambda *_: others,
         allocated_bytes=lambda: held,
-        counts_large_alone=False,
+        overlooks_tensors=False,
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: lacking, bound_memory=lambda: None)
     external = ExternalMemory(base_bytes=40)
@@ -414,7 +416,7 @@ def test_a_layout_has_room_for_what_libraries_keep(*, laid: bool, more: int) -> 
         others_bytes=lambda *_: 0,
         allocated_bytes=lambda: allocated[-1],
         collect=lambda: False,
-        counts_large_alone=False,
+        overlooks_tensors=False,
     )
     plans: Any = SimpleNamespace(lacking_bytes=lambda *_: 0, bound_memory=lambda: None)
     external = ExternalMemory(base_bytes=100 * MIB)
@@ -465,14 +467,24 @@ def test_growth_may_use_the_margin_up() -> None:
     del held
 
 
-def test_small_tensors_are_counted_now_and_then() -> None:
-    """The arena does not serve them, so the allocator does not report them."""
+def many_small() -> list[torch.Tensor]:
+    """The arena does not serve them."""
+    return [torch.zeros(LEAST_BYTES // 8) for _ in range(8 * MIB // LEAST_BYTES)]
+
+
+def of_numpy() -> torch.Tensor:
+    """No allocator of torch reports it."""
+    return torch.from_numpy(np.zeros(4 * MIB, np.uint8))
+
+
+@pytest.mark.parametrize(("make", "calls"), [(many_small, 1), (of_numpy, CALLS_UNCOUNTED)])
+def test_whatever_tensors_hold_is_counted(make: Callable[[], object], calls: int) -> None:
     backend = Backend(budget="26MiB", policy="pooch", strict=True)
     training = Training(backend)
     training.steps()
     assert not grown(backend)
-    held = [torch.zeros(LEAST_BYTES // 8) for _ in range(8 * MIB // LEAST_BYTES)]
-    training.steps(CALLS_UNCOUNTED)
+    held = make()
+    training.steps(calls)
     (note,) = grown(backend)
     assert "holds 4.0" in note
     inside(backend)

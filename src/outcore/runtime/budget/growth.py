@@ -29,8 +29,8 @@ MOST_COLLECTIONS = 8
 garbage in each step would otherwise wait for the collector in each."""
 
 CALLS_UNCOUNTED = 16
-"""Calls after which live tensors are counted whatever the allocator reports, if it reports large
-ones alone. A count takes some 0.1 ms."""
+"""Calls after which live tensors are counted whatever the allocator reports, if tensors may hold
+memory that is not the allocator's. A count takes some 0.1 ms."""
 
 GROWN = (
     "outcore: this process holds {more} more than when a graph was planned, and no plan has room "
@@ -104,7 +104,7 @@ class Growth:
             return None
         left = self._left_bytes(execution)
         execution.uncounted += 1
-        overdue = self._residency.counts_large_alone and execution.uncounted >= CALLS_UNCOUNTED
+        overdue = self._residency.overlooks_tensors and execution.uncounted >= CALLS_UNCOUNTED
         if foreseen is not None and not overdue:
             known = graph.status.growth.unplanned_bytes + margin_bytes(self._settings.budget_bytes)
             if allocated - foreseen <= min(left, known):

@@ -132,21 +132,25 @@ class Residency:
         if self.device.type == "cuda":
             return allocated_bytes(self.device)
         ledger = self._driver.ledger()
-        return None if ledger is None else ledger.live_bytes
+        return None if ledger is None else ledger.live_bytes + ledger.elsewhere_bytes(())
 
     @property
-    def counts_large_alone(self) -> bool:
-        """Whether `allocated_bytes` leaves out small tensors, as on a CPU."""
+    def overlooks_tensors(self) -> bool:
+        """Whether tensors may hold memory that `allocated_bytes` leaves out, such as NumPy's."""
         return self.device.type != "cuda"
 
     def level_bytes(self, graph: PlannedGraph) -> int | None:
         """Allocated bytes while one call of `graph` is the only outstanding call.
 
-        None if there are other outstanding calls, or nothing counts allocated bytes.
+        On a CPU large tensors alone are counted. None if there are other outstanding calls, or
+        nothing counts allocated bytes.
         """
         if self._registry.waiting(graph) != 1 or self._registry.outstanding(graph):
             return None
-        return self.allocated_bytes()
+        if self.device.type == "cuda":
+            return self.allocated_bytes()
+        ledger = self._driver.ledger()
+        return None if ledger is None else ledger.live_bytes
 
     def states_bytes(self, graph: PlannedGraph) -> int:
         """Bytes of generator states that a waiting call of a planned graph holds, approximately.
