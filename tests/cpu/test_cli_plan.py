@@ -41,8 +41,9 @@ def other(outcore, folder) -> str:
     return str(path)
 
 
-def test_made_again_it_is_the_same_to_the_byte(outcore, plan):
-    again = outcore("plan", "make", *STEP, *TIGHT)
+@pytest.mark.parametrize("output", [(), ("-o", "-")])
+def test_made_again_it_is_the_same_to_the_byte(outcore, plan, output):
+    again = outcore("plan", "make", *STEP, *TIGHT, *output)
     assert again.exit_code == 0, again.output
     assert again.stdout == Path(plan).read_text(encoding="ascii")
 

@@ -42,7 +42,7 @@ def make(  # noqa: PLR0913 - a command has as many arguments as options
     real: Real = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to this file (default: standard output)."),
+        typer.Option("--output", "-o", help="Write to this file (default, or -: standard output)."),
     ] = None,
 ) -> None:
     """Plan a training step for any known machine, and write the plan to a file."""
@@ -59,6 +59,8 @@ def make(  # noqa: PLR0913 - a command has as many arguments as options
 
     wanted, step = resolve(policy), subject(target, network, batch, hardware, states, real=real)
     nbytes, shown = step.budget_bytes(budget), escape(step.title)
+    if output == Path("-"):
+        output = None
     if output is not None:
         check_file("--output", output)
     rules = () if overrides is None else load_overrides(overrides)
