@@ -15,7 +15,7 @@ from outcore.out_of_process import Tried
 from outcore.policies import infeasible
 from outcore.policies.floor import floor
 from outcore.policies.pooch.swap_all import SwapAll
-from outcore.runtime.planning.headroom import Once, with_places
+from outcore.runtime.planning.headroom import Remembering, with_places
 from tests.pure.building import dense_problem
 
 BUDGET = 1 << 30
@@ -42,7 +42,7 @@ def problem() -> Problem:
 
 def test_a_policy_is_asked_once_for_each_problem(problem: Problem) -> None:
     policy = Policy()
-    make = Once(policy)
+    make = Remembering(policy)
     other, known = (replace(problem, budget_bytes=BUDGET - less) for less in (1, 2))
     make.remember(known, make(problem))
     plans = [make(each) for each in (problem, other, replace(problem), other, known)]
@@ -53,7 +53,7 @@ def test_a_policy_is_asked_once_for_each_problem(problem: Problem) -> None:
 def test_that_there_is_no_plan_is_found_each_time(problem: Problem) -> None:
     """Errors are not remembered: a kept error would hold all that its frames hold."""
     policy = Policy()
-    make = Once(policy)
+    make = Remembering(policy)
     for _ in range(2):
         with pytest.raises(InfeasibleError):
             make(replace(problem, budget_bytes=1))
@@ -75,7 +75,7 @@ def test_where_too_much_is_lacking_there_is_no_further_plan(
             lacks = lacking - (first - each.budget_bytes) if lacking > 1 else lacking
             yield Tried(policy(each), lacks, None)
 
-    make = Once(policy)
+    make = Remembering(policy)
     assert with_places(problem, ROOMS, place, make) is None
     assert policy.budgets == [BUDGET - (each << 20) for each in asked]
     for each in asked:
@@ -101,7 +101,7 @@ def test_the_first_layout_is_taken(problem: Problem) -> None:
         given.append(place(problems))
         return given[-1]
 
-    found = with_places(problem, ROOMS, noted, Once(policy))
+    found = with_places(problem, ROOMS, noted, Remembering(policy))
     assert found is not None
     assert found.layout is layout
     assert found.problem.budget_bytes == BUDGET - (2 << 20)
@@ -113,4 +113,4 @@ def test_no_plan_is_no_layout(problem: Problem) -> None:
     def place(_: Sequence[Problem]) -> Generator[Tried, None, None]:
         yield from ()
 
-    assert with_places(problem, ROOMS, place, Once(Policy())) is None
+    assert with_places(problem, ROOMS, place, Remembering(Policy())) is None

@@ -20,7 +20,7 @@ from outcore.execute.segments import VARIABLES
 from outcore.measure import resident_bytes
 from outcore.runtime.limits import host
 from outcore.runtime.limits.card import laid
-from outcore.runtime.settings.options import Keywords, Options, make_options, settle
+from outcore.runtime.settings.options import Keywords, Options, make_options, settings_for
 from tests.cpu.training import PROFILED_STEPS, small_planned
 
 GIB = 1 << 30
@@ -83,7 +83,7 @@ def test_a_system_that_tells_nothing(system: Path) -> None:
 
 def test_the_host_budget(system: Path) -> None:
     def budget(**options: object) -> int:
-        return settle(make_options({"budget": "1GiB", **options}), CPU).host_budget_bytes
+        return settings_for(make_options({"budget": "1GiB", **options}), CPU).host_budget_bytes
 
     assert budget() == 6 * GIB
     assert budget(host_budget="3GiB") == 3 * GIB
@@ -94,7 +94,7 @@ def test_the_host_budget(system: Path) -> None:
 def test_auto_is_what_is_free(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = make_options({"budget": "auto", "host_budget": "auto", "disk_budget": "auto"})
     held = torch.ones(1 << 20)
-    settings = settle(options, CPU)
+    settings = settings_for(options, CPU)
     assert settings.budget_bytes == 6 * GIB + resident_bytes(CPU)
     assert resident_bytes(CPU) >= held.nbytes
     assert settings.host_budget_bytes == 6 * GIB
@@ -102,17 +102,17 @@ def test_auto_is_what_is_free(system: Path, monkeypatch: pytest.MonkeyPatch) -> 
         shutil.disk_usage(settings.spill_dir).free * 0.9, rel=0.1
     )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert settle(options, CPU).budget_bytes == 3 * GIB + resident_bytes(CPU)
+    assert settings_for(options, CPU).budget_bytes == 3 * GIB + resident_bytes(CPU)
 
 
 def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "spills").mkdir()
-    assert settle(make_options({"budget": 1, "spill_dir": "~/spills"}), CPU).spill_dir == (
+    assert settings_for(make_options({"budget": 1, "spill_dir": "~/spills"}), CPU).spill_dir == (
         tmp_path / "spills"
     )
     with pytest.raises(OptionValueError, match="spill_dir='~nobody-at-all/x'"):
-        settle(make_options({"budget": 1, "spill_dir": "~nobody-at-all/x"}), CPU)
+        settings_for(make_options({"budget": 1, "spill_dir": "~nobody-at-all/x"}), CPU)
 
 
 def segment(kind: str, address: int, *blocks: tuple[int, int, str], **said: Any) -> Any:
@@ -140,7 +140,7 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(
             torch.cuda, "get_per_process_memory_fraction", lambda _, part=fraction: part
         )
-        settings = settle(make_options({"budget": given}), torch.device("cuda"))
+        settings = settings_for(make_options({"budget": given}), torch.device("cuda"))
         assert settings.budget_bytes == spare * GIB - spare * GIB // 32
         assert settings.rooms[0] == GIB // 4 - spare * GIB // 32, "a sixteenth, or 256 MiB"
         assert settings.card == Card(spare * GIB, ExpandableSegments(fraction=fraction < 1))
@@ -148,11 +148,11 @@ def test_auto_on_a_gpu_is_the_default_there(monkeypatch: pytest.MonkeyPatch) -> 
     properties = SimpleNamespace(total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     for named in ("2GiB", "3GiB"):  # too much: this process may use a quarter of 8 GiB
-        settings = settle(make_options({"budget": named}), torch.device("cuda"))
+        settings = settings_for(make_options({"budget": named}), torch.device("cuda"))
         assert settings.rooms[0] == settings.budget_bytes - 2 * GIB + GIB // 4
-    assert settle(make_options({"budget": "1GiB"}), torch.device("cuda")).rooms == (0,)
+    assert settings_for(make_options({"budget": "1GiB"}), torch.device("cuda")).rooms == (0,)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
-    settings = settle(make_options({"budget": "1GiB"}), torch.device("cuda"))
+    settings = settings_for(make_options({"budget": "1GiB"}), torch.device("cuda"))
     assert settings.card == Card(2 * GIB, BestFit())
     assert settings.read_held() is None
 

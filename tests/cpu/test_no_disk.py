@@ -16,7 +16,7 @@ import torch
 from outcore import Backend, Report
 from outcore.errors import InfeasibleError, SpillError
 from outcore.ir.plan import Offload
-from outcore.runtime.settings.options import NO_DISK_BYTES, make_options, settle
+from outcore.runtime.settings.options import NO_DISK_BYTES, make_options, settings_for
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -103,12 +103,12 @@ def test_a_disk_can_be_declined(tight: int, nothing: int | str) -> None:
 
 def test_it_can_be_declined_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTCORE_DISK_BUDGET", "0")
-    assert not settle(make_options({"budget": "1GiB"}), torch.device("cpu")).disk_budget_bytes
+    assert not settings_for(make_options({"budget": "1GiB"}), torch.device("cpu")).disk_budget_bytes
 
 
 def test_a_limit_on_files_bounds_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (3 << 20, resource.RLIM_INFINITY))
-    settled = partial(settle, device=torch.device("cpu"))
+    settled = partial(settings_for, device=torch.device("cpu"))
     assert settled(make_options({"budget": "1GiB"})).disk_budget_bytes == 3 << 20
     asked = make_options({"budget": "1GiB", "disk_budget": "4MiB"})
     assert settled(asked).disk_budget_bytes == 4 << 20
@@ -118,7 +118,7 @@ def test_a_folder_of_the_system_s_that_is_gone_is_told_by_who_needs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("outcore.runtime.settings.options.spill_folder", lambda: tmp_path / "gone")
-    settings = settle(make_options({"budget": "1GiB"}), torch.device("cpu"))
+    settings = settings_for(make_options({"budget": "1GiB"}), torch.device("cpu"))
     assert settings.disk_budget_bytes == NO_DISK_BYTES
     with pytest.warns(UserWarning, match="offloads nothing: .*No such file"):
         trained(budget="1GiB")

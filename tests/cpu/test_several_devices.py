@@ -20,7 +20,7 @@ from outcore import aten
 from outcore.errors import CaptureError
 from outcore.ir.trace import Effect
 from outcore.runtime.limits.host import local_processes, memory_limit_bytes
-from outcore.runtime.settings.options import make_options, settle
+from outcore.runtime.settings.options import make_options, settings_for
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (
@@ -116,9 +116,9 @@ class TestCapture:
 class TestBudgets:
     def test_a_fraction_is_of_this_process_s_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
         options = make_options({"budget": "50%", "disk_budget": "10%", "host_budget": 0.5})
-        alone = settle(options, CPU)
+        alone = settings_for(options, CPU)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        shared = settle(options, CPU)
+        shared = settings_for(options, CPU)
         assert alone.budget_bytes == memory_limit_bytes() // 2
         assert shared.budget_bytes == memory_limit_bytes() // 2 // 2
         assert shared.host_budget_bytes == memory_limit_bytes() // 2 // 2
@@ -126,13 +126,13 @@ class TestBudgets:
 
     def test_bytes_are_what_they_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        assert settle(make_options({"budget": "1GiB"}), CPU).budget_bytes == 1 << 30
+        assert settings_for(make_options({"budget": "1GiB"}), CPU).budget_bytes == 1 << 30
 
     def test_defaults_are_shared_out_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         options = make_options({"budget": "1GiB"})
-        alone = settle(options, CPU)
+        alone = settings_for(options, CPU)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-        shared = settle(options, CPU)
+        shared = settings_for(options, CPU)
         assert shared.disk_budget_bytes < alone.disk_budget_bytes / 2
         assert shared.host_budget_bytes < alone.host_budget_bytes / 2
 

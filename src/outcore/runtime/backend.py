@@ -55,7 +55,13 @@ from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.parameters import Parameters
 from outcore.runtime.runner import Runner
-from outcore.runtime.settings.options import Keywords, Options, checked_options, over_memory, settle
+from outcore.runtime.settings.options import (
+    Keywords,
+    Options,
+    checked_options,
+    over_memory,
+    settings_for,
+)
 from outcore.runtime.settings.reuse import Given, save_file
 from outcore.runtime.summary import report_of
 
@@ -399,7 +405,7 @@ class Backend:
         if self.closed:
             raise CaptureError(reason="its backend was closed")
         if self.engine is None:
-            settings = settle(self.options, device)
+            settings = settings_for(self.options, device)
             over = over_memory(settings, device)
             if over:
                 self._note(over)

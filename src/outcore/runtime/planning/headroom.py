@@ -45,7 +45,7 @@ class Placed(NamedTuple):
     layout: Layout | None = None
 
 
-class Once:
+class Remembering:
     """A way to make plans that makes each plan only once."""
 
     def __init__(self, make: Make) -> None:
@@ -104,7 +104,9 @@ def with_best_room(
     return min(found, key=itemgetter(0))[1:] if found else None
 
 
-def with_places(problem: Problem, rooms: Sequence[int], place: Place, make: Once) -> Placed | None:
+def with_places(
+    problem: Problem, rooms: Sequence[int], place: Place, make: Remembering
+) -> Placed | None:
     """The plan with a layout that leaves the least room free.
 
     Tries `rooms` and the values halfway between two of them, smallest first. Returns None if no

@@ -43,8 +43,8 @@ from outcore.runtime.graphs.planned import FORCED, Planned
 from outcore.runtime.limits.host import local_processes
 from outcore.runtime.planning.headroom import (
     Make,
-    Once,
     Placed,
+    Remembering,
     best_room_for,
     with_best_room,
     with_least_room,
@@ -257,7 +257,7 @@ class Solver:
         asked: Policy = self.settings.policy
         policy = asked.in_haste if in_haste and isinstance(asked, Hasty) else asked
         around = Overridden(policy, self.settings.given.rules) if fixed else policy
-        make, rooms = Once(partial(plan_out_of_process, around)), self.settings.rooms
+        make, rooms = Remembering(partial(plan_out_of_process, around)), self.settings.rooms
         search = policy if isinstance(policy, Search) and not (policy.seconds or in_haste) else None
         if search is not None and self._may_place(shares):
             space = self._space(shares, problem.budget_bytes)

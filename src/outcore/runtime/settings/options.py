@@ -168,11 +168,11 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     """As `make_options`, but read every value once, so that a bad one fails where it is written.
 
     A budget that is missing or "auto" is not checked, as it depends on the device. Raises as
-    `make_options` and `settle` do.
+    `make_options` and `settings_for` do.
     """
     options = make_options(given)
     known = options if options.budget not in (None, AUTO) else replace(options, budget=1)
-    settle(known, torch.device("cpu"))
+    settings_for(known, torch.device("cpu"))
     return options
 
 
@@ -201,7 +201,7 @@ class Settings:
         return (0,) if self.card is None else self.card.rooms(self.budget_bytes)
 
 
-def settle(options: Options, device: torch.device) -> Settings:
+def settings_for(options: Options, device: torch.device) -> Settings:
     """Read every option for `device`.
 
     Raises BudgetError, OptionValueError, PolicyError or SpillError, which name the option, and
