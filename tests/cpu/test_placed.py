@@ -105,14 +105,23 @@ def held(lane):
     return lane.held_bytes(CPU)
 
 
-def placed(device, *, holds=True):
-    said: list[str] = []
+class Said(list):
+    """What lanes say of a layout."""
 
-    def lost(what, position):
-        assert (position is not None) == ("offset" in what)
-        said.append(what)
+    def kept(self):
+        self.append("kept")
 
-    return PlacedLane(EmptyLane(), device, LAYOUT, lost, holds=holds), said
+    def lost(self, what, position):
+        assert position is not None or "slot" not in what
+        self.append(what)
+
+    def failed(self, error):
+        self.append(str(error))
+
+
+def placed(device, layout=LAYOUT, *, holds=True):
+    said = Said()
+    return PlacedLane(EmptyLane(), device, layout, said, holds=holds), said
 
 
 def test_tensors_get_their_places():
@@ -131,7 +140,7 @@ def test_tensors_get_their_places():
     assert not said
     lane.give([], last=True)
     lane.close()
-    assert said == [""]
+    assert said == ["kept"]
     assert held(lane) == 0
 
 
@@ -160,8 +169,7 @@ def test_between_the_calls_the_caller_can_have_what_is_free():
     pause, resume = stretch.pause()
     moves[7] = tuple(stretch.open([(20 * MIB, SIZES[6])]))
     layout = replace(LAYOUT, moves=moves, pause=pause, resume=resume)
-    said: list[str] = []
-    lane = PlacedLane(EmptyLane(), device, layout, lambda what, _: said.append(what), holds=True)
+    lane, said = placed(device, layout)
     with lane.call([]):
         lane.place(3)
         first = device.empty(SIZES[5])
@@ -183,8 +191,7 @@ def test_what_others_took_between_the_calls_is_noticed():
     stretch = PlacedRange(LAYOUT.nbytes)
     pause, resume = stretch.pause()
     layout = replace(LAYOUT, moves={}, pause=pause, resume=resume)
-    said: list[str] = []
-    lane = PlacedLane(EmptyLane(), device, layout, lambda what, _: said.append(what), holds=True)
+    lane, said = placed(device, layout)
     with lane.call([]):
         pass
     with device.on("stage"):
@@ -217,8 +224,7 @@ def test_memory_that_is_still_in_use_is_noticed_before_a_request_fails():
     stretch.free(0)
     moves[7] = tuple(stretch.open([(0, SIZES[5])]))
     again = replace(LAYOUT, moves=moves, positions={5: 3, 6: 7}, offsets={5: 0, 6: 0})
-    said: list[str] = []
-    lane = PlacedLane(EmptyLane(), device, again, lambda what, _: said.append(what), holds=True)
+    lane, said = placed(device, again)
     with lane.call([]):
         lane.place(3)
         kept = device.empty(SIZES[5])
@@ -226,6 +232,22 @@ def test_memory_that_is_still_in_use_is_noticed_before_a_request_fails():
         lane.place(7)
         assert device.empty(SIZES[5]).address != kept.address
     assert said == [f"{SIZES[5]} bytes at offset 0 of the layout"]
+
+
+def test_a_call_that_fails_while_memory_is_held():
+    """Such as an op that needs more memory than when it was profiled."""
+    lane, said = placed(Stage())
+
+    def failing():
+        with lane.call([]):
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        failing()
+    assert held(lane) == 0
+    with pytest.raises(RuntimeError, match="out of memory"):
+        failing()
+    assert said == ["out of memory"]
 
 
 def test_free_memory_elsewhere_is_held_too():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from outcore.ir.program import Copy, Program, Run
 from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.policies import resolve
-from outcore.runtime.budget.placing import MOST_LOST, Placing
+from outcore.runtime.budget.placing import MOST_LOST, STARVED, Placing
 from tests.pure.building import dense_problem
 
 
@@ -24,7 +25,7 @@ def told(times: int, step: tuple[Trace, Program], what: str, position: int | Non
     nothing: Any = None
     placing = Placing(nothing, nothing)
     for _ in range(times):
-        placing._told(*step, what, position)
+        placing.fate(*step).lost(what, position)
     return placing.note
 
 
@@ -37,4 +38,29 @@ def test_the_note_names_the_op_that_asked(step: tuple[Trace, Program]) -> None:
     assert told(MOST_LOST, step, "slot 3", position).endswith("slot 3, for a copy back")
     assert told(MOST_LOST, step, "no free range", None).endswith("the latest: no free range")
     assert not told(MOST_LOST - 1, step, "slot 3", position)
-    assert not told(MOST_LOST, step, "", None)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_steps_in_a_row_count(step: tuple[Trace, Program], *, reset: bool) -> None:
+    nothing: Any = None
+    placing = Placing(nothing, nothing)
+    fate = placing.fate(*step)
+    for number in range(MOST_LOST):
+        fate.lost("no free range", None)
+        if reset and number == 0:
+            fate.kept()
+    assert bool(placing.note) != reset
+    assert placing.steps == reset
+
+
+def test_memory_that_runs_out_while_some_is_held(step: tuple[Trace, Program]) -> None:
+    nothing: Any = None
+    placing = Placing(nothing, nothing)
+    fate = placing.fate(*step)
+    fate.failed(RuntimeError("shapes do not match"))
+    assert not placing.take_starved()
+    assert not placing.note
+    fate.failed(torch.OutOfMemoryError("CUDA out of memory"))
+    assert placing.take_starved()
+    assert not placing.take_starved()
+    assert placing.note == STARVED

@@ -11,8 +11,9 @@ import torch
 from benchmarks.kit.modes import same_graph
 from outcore import Backend, worker
 from outcore.allocators import lay_out, layout, requests
+from outcore.execute.placed import PlacedLane
 from outcore.runtime.budget.fragments import OFTEN, SETTLING_STEPS
-from outcore.runtime.budget.placing import IN_PIECES
+from outcore.runtime.budget.placing import IN_PIECES, STARVED
 from outcore.runtime.planning import solving
 from tests.cpu.training import Deep, answered_here, mean_square, train
 from tests.gpu.training import PROFILED_STEPS
@@ -102,6 +103,37 @@ def test_a_layout_beside_what_comes_between_steps_is_left():
     assert OFTEN < left.count(False) <= OFTEN + SETTLING_STEPS + 2
     assert left[-1]
     assert backend.engine.placing.note == IN_PIECES
+    for step, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert all(map(torch.equal, one, other)), f"step {step}"
+
+
+def test_a_layout_for_which_too_much_is_held_is_left(monkeypatch):
+    """An op asks for more than when it was profiled: free memory is held, so it gets none."""
+    steps = 2 * PROFILED_STEPS + 6
+    expected = trained(same_graph, steps)
+    said = list[str]()
+    place = PlacedLane.place
+
+    def greedy(lane, position):
+        place(lane, position)
+        torch.empty(LIMIT_BYTES, dtype=torch.uint8, device="cuda")
+
+    def ask(call):
+        if backend.engine is not None and backend.engine.placing.steps == 2 and not said:
+            with monkeypatch.context() as patch:
+                patch.setattr(PlacedLane, "place", greedy)
+                with pytest.raises(torch.OutOfMemoryError) as found:
+                    call()
+            said.extend(found.value.__notes__)
+
+    with nearly_full():
+        backend = Backend()
+        found = trained(backend, steps, ask)
+    assert "no later plan has those" in said[-1]
+    (graph,) = backend.engine.graphs
+    assert graph.planned.layout is None
+    assert not graph.tightened
+    assert backend.engine.placing.note == STARVED
     for step, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert all(map(torch.equal, one, other)), f"step {step}"
 

@@ -8,12 +8,13 @@ from outcore.execute.driver import Driver, Lane, Region
 from outcore.execute.executable import Executable, build, drawing
 from outcore.execute.in_core import in_core
 from outcore.execute.opening import open_driver
-from outcore.execute.placed import PlacedLane
+from outcore.execute.placed import Fate, PlacedLane
 from outcore.execute.queued import QueuedDriver
 
 __all__ = [
     "Driver",
     "Executable",
+    "Fate",
     "Instruments",
     "Lane",
     "MismatchError",

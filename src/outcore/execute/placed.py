@@ -10,9 +10,9 @@ and write to it at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
@@ -30,16 +30,28 @@ MOST_PLUGS = 16
 """The most blocks elsewhere that a piece may get before it gets its place. They are held, as plugs,
 until the step is over."""
 
-Lost: TypeAlias = Callable[[str, int | None], None]
-"""Called with a description, and with the body position of the instruction, if it is one's."""
+
+class Fate(Protocol):
+    """What becomes of a layout in one step."""
+
+    def kept(self) -> None:
+        """The last backward call has ended, and everything was in its place."""
+        ...
+
+    def lost(self, what: str, position: int | None, /) -> None:
+        """Something was not: `what`, for the instruction at `position` if it is one's."""
+        ...
+
+    def failed(self, error: RuntimeError, /) -> None:
+        """A call raised this while free memory was held."""
+        ...
 
 
 class PlacedLane:
     """A lane whose pieces hold what is free of the stretch (`driver.Lane`).
 
-    `lost` is called if memory is not in its place, because other memory is in the way. From then on
-    nothing is held, and the allocator chooses the places. `lost` is called with an empty text after
-    a backward call in which everything was in its place. Without `holds`, the step computes on the
+    If memory is not in its place, because other memory is in the way, nothing is held from then on,
+    and the allocator chooses the places. `fate` is told. Without `holds`, the step computes on the
     caller's stream, and nothing is held at all.
     """
 
@@ -48,11 +60,11 @@ class PlacedLane:
         lane: Lane,
         device: Device,
         layout: Layout,
-        lost: Lost,
+        fate: Fate,
         *,
         holds: bool,
     ) -> None:
-        self._lane, self._device, self._layout, self._lost = lane, device, layout, lost
+        self._lane, self._device, self._layout, self._fate = lane, device, layout, fate
         self._home: Queue = device.current()
         """The caller's queue."""
         self._holds, self._on_stage = holds, holds
@@ -142,6 +154,11 @@ class PlacedLane:
                 yield
                 if self._holds and not begun:
                     self._move(self._layout.pause)
+        except RuntimeError as error:
+            if self._holds:
+                self.let_go()
+                self._fate.failed(error)
+            raise
         finally:
             self._follow(self._home, stage)
             del kept
@@ -152,7 +169,7 @@ class PlacedLane:
         `last`: they are the results of the last backward call.
         """
         if last and self._holds:
-            self._lost("", None)
+            self._fate.kept()
         for tensor in results if self._on_stage else ():
             if isinstance(tensor, torch.Tensor) and self._device.holds(tensor):
                 self._device.share(tensor, self._home)
@@ -264,7 +281,7 @@ class PlacedLane:
     def _lose(self, what: str, position: int | None = None) -> None:
         """Release everything, and report what is not in its place, for which instruction."""
         self.let_go()
-        self._lost(what, position)
+        self._fate.lost(what, position)
 
     def _follow(self, queue: Queue, earlier: Queue) -> None:
         """Let `queue` wait for everything put into `earlier` so far."""

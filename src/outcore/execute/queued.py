@@ -34,7 +34,7 @@ from outcore.execute.driver import (
 )
 from outcore.execute.folders import spill_folder
 from outcore.execute.lane import QueuedLane
-from outcore.execute.placed import Lost, PlacedLane
+from outcore.execute.placed import Fate, PlacedLane
 from outcore.execute.probe import QueueLinks, measure_queues
 from outcore.execute.slabs import Slabs
 from outcore.execute.staged import StagedDisk, StagedLane
@@ -203,18 +203,17 @@ class QueuedDriver:
         self,
         regions: Mapping[int, Region],
         layout: Layout,
-        lost: Lost,
+        fate: Fate,
         *,
         holds: bool,
     ) -> PlacedLane:
         """Open a lane whose tensors lie as `layout` says.
 
-        `holds`: it holds free memory for them, and computes on a separate stream. `lost` is called
-        as PlacedLane describes.
+        `holds`: it holds free memory for them, and computes on a separate stream.
         """
         with self.device.on(self.device.stage) if holds else nullcontext():
             lane = self.open_lane(regions)
-        return PlacedLane(lane, self.device, layout, lost, holds=holds)
+        return PlacedLane(lane, self.device, layout, fate, holds=holds)
 
     def _staged(self) -> StagedDisk:
         """Return the disk and its workers, made if needed.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
-from outcore.execute import Driver, Executable, Lane, PlacedLane, QueuedDriver
+from outcore.execute import Driver, Executable, Fate, Lane, PlacedLane, QueuedDriver
 from outcore.ir.layout import Layout
 from outcore.ir.program import Action, Program, Run
 from outcore.ir.trace import Trace
+from outcore.measure import says_memory
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.step.store import Stores
 
@@ -26,6 +26,11 @@ order."""
 IN_PIECES = (
     "in many steps torch's allocator returned memory to the GPU, although tensors were at their "
     "planned addresses: what others hold or make between steps needs more than was left for it"
+)
+
+STARVED = (
+    "an op ran out of memory while free memory was held for tensors' planned addresses: it needs "
+    "more than when it was profiled. Graphs are planned again without addresses"
 )
 
 NOTE = (
@@ -52,6 +57,9 @@ class Placing:
         """For reports: why layouts do not work; empty if they do."""
         self.steps = 0
         """Number of steps in which every tensor lay where its layout says."""
+        self._starved = False
+        """Whether a call ran out of memory while some was held, and `take_starved` was not asked
+        since."""
 
     def is_in_vain(self, layout: Layout | None) -> bool:
         """Whether `layout` is of no use: tensors keep being misplaced, or it did not help."""
@@ -61,6 +69,14 @@ class Placing:
     def give_up(self) -> None:
         """Note that the latest layout does not help."""
         self._left, self.note = self._layout, IN_PIECES
+
+    def take_starved(self) -> bool:
+        """Whether the latest call that ran out of memory did so while some was held for a layout.
+
+        That layout is of no use any more. True once for each such call.
+        """
+        starved, self._starved = self._starved, False
+        return starved
 
     def called(self) -> None:
         """Note that a forward call begins. If another one waits, free the memory held for it."""
@@ -82,20 +98,50 @@ class Placing:
             self._layout, self._lost = layout, 0
         holds = self._metering.running is None and not len(self._stores)
         holds = holds and not self.is_in_vain(layout)
-        told = partial(self._told, trace, executable.program)
-        lane = driver.open_placed_lane(executable.regions, layout, told, holds=holds)
+        fate = self.fate(trace, executable.program)
+        lane = driver.open_placed_lane(executable.regions, layout, fate, holds=holds)
         self._lane = ref(lane)
         return lane
 
-    def _told(self, trace: Trace, program: Program | None, what: str, position: int | None) -> None:
-        self._lost = self._lost + 1 if what else 0
-        self.steps += not what
-        if what and program is not None and position is not None:
-            what = f"{what}, for {_name(trace, program.body[position].action)}"
-        if what:
-            log.debug("outcore: a tensor is not at its planned address: %s", what)
+    def fate(self, trace: Trace, program: Program | None) -> Fate:
+        """What to tell of the layout of a step that runs `program`, one of `trace`."""
+        return _Fate(self, trace, program)
+
+    def kept(self) -> None:
+        """Note a step in which every tensor lay where its layout says."""
+        self._lost = 0
+        self.steps += 1
+
+    def lost(self, what: str) -> None:
+        """Note a step in which something did not: `what`."""
+        self._lost += 1
+        log.debug("outcore: a tensor is not at its planned address: %s", what)
         if self._lost >= MOST_LOST:
             self.note = NOTE.format(what=what)
+
+    def starve(self) -> None:
+        """Note that a call ran out of memory while some was held for the latest layout."""
+        self._left, self.note, self._starved = self._layout, STARVED, True
+
+
+class _Fate(NamedTuple):
+    """Tells a `Placing` what becomes of the layout of one step."""
+
+    placing: Placing
+    trace: Trace
+    program: Program | None
+
+    def kept(self) -> None:
+        self.placing.kept()
+
+    def lost(self, what: str, position: int | None, /) -> None:
+        if self.program is not None and position is not None:
+            what = f"{what}, for {_name(self.trace, self.program.body[position].action)}"
+        self.placing.lost(what)
+
+    def failed(self, error: RuntimeError, /) -> None:
+        if says_memory(error):
+            self.placing.starve()
 
 
 def _name(trace: Trace, action: Action) -> str:

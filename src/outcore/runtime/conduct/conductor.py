@@ -193,7 +193,11 @@ class Conductor:
             "process held when the plan was made"
         )
         hope = "there will be no tighter plan: lower the budget"
-        if not graph.tightened:
+        if engine.placing.take_starved():
+            hope = (
+                "free memory was held for tensors' planned addresses, and no later plan has those"
+            )
+        elif not graph.tightened:
             graph.tightened = True
             with contextlib.suppress(OutcoreError, MemoryError):
                 graph.settle(engine.plans.tighter(graph, planned))
