@@ -23,6 +23,7 @@ from outcore.capture.compiler.compat import (
 )
 from outcore.capture.compiler.effect_tokens import without_tokens
 from outcore.capture.compiler.error_passthrough import ending_graphs, passing
+from outcore.capture.compiler.own_globals import own_globals
 from outcore.capture.compiler.recurrent import is_recurrent, recurrent_apart, recurrent_layers
 from outcore.capture.compiler.shells import Shells, shells
 from outcore.capture.compiler.tracing import as_kernels
@@ -67,6 +68,7 @@ __all__ = [
     "keeps_graph",
     "must_run_uncompiled",
     "noticing_hooks",
+    "own_globals",
     "partition_later",
     "passing",
     "plain",

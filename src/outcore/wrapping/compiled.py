@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.nn.modules import module as _module
 
-from outcore.capture import is_recurrent, noticing_hooks, recurrent_apart
+from outcore.capture import is_recurrent, noticing_hooks, own_globals, recurrent_apart
 from outcore.runtime.backend import Backend
 
 Call = Callable[..., Any]
@@ -74,7 +74,7 @@ class Compiled:
         before, breaks = traced(), 0 if self.broke else broken()
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
-            with apart, noticing_hooks():
+            with apart, noticing_hooks(), own_globals():
                 return self._run(model, _hooks(model), *args, **kwargs)
         except BaseException as error:
             if traced() > before:
