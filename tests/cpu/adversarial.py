@@ -134,6 +134,9 @@ class AdversarialDriver:
         self.lanes: list[AdversarialLane] = []
         """Those that are open."""
 
+    def refuse_capture(self) -> None:
+        pass
+
     def queue(self) -> object:
         """Return None: work is done as it is given."""
         return None

@@ -240,6 +240,9 @@ class LateDevice:
     def trim(self) -> None:
         self.trims += 1
 
+    def is_capturing(self) -> bool:
+        return False
+
     @one_at_a_time
     def host(self, nbytes: int) -> torch.Tensor:
         memory = torch.full((nbytes,), POISON, dtype=torch.uint8)

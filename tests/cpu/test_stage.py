@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from outcore import Backend, out_of_process, worker
 from outcore.allocators import Card, Space, lay_out, requests
 from outcore.allocators.expandable import ExpandableSegments
+from outcore.errors import StepError
 from outcore.execute import Driver, Executable, Lane
 from outcore.execute.placed import PlacedLane
 from outcore.execute.queued import QueuedDriver
@@ -238,6 +239,31 @@ def test_timed_steps_use_the_layout(watch: Watch, monkeypatch: pytest.MonkeyPatc
     trial = trials.begin(graph.captured.trace, graph.planned, Drift(1.0, 2.0, 8), step=0)
     assert trial.executable.layout is graph.planned.layout
     trials.end(trial)
+
+
+def test_a_step_that_a_graph_captures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay would share memory and events with later steps."""
+    device, captured = TickingDevice(), [False]
+    monkeypatch.setattr(engine, "open_driver", lambda _, folder, __: QueuedDriver(device, folder))
+    monkeypatch.setattr(device, "is_capturing", lambda: captured[0])
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    compiled = torch.compile(module, backend=Backend(budget="1GiB"))
+    for captured[0] in (False, True, False):
+        if captured[0]:
+            with pytest.raises(StepError, match=r"CUDA graph cannot capture"):
+                compiled(x)
+        else:
+            compiled(x).sum().backward()
+    loss, captured[0] = compiled(x).sum(), True
+    with pytest.raises(StepError, match=r"CUDA graph cannot capture"):
+        loss.backward()
+    captured[0] = False
+    module.zero_grad()
+    compiled(x).sum().backward()
+    assert module.weight.grad is not None
+    assert torch.equal(module.weight.grad, x.sum(0).expand(8, 8))
 
 
 @torch.library.custom_op("outcore_tests::doubled", mutates_args=())

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend
+from outcore import Backend, StepError
 from outcore.execute import pinned
 from outcore.execute.lane import QueuedLane
 from outcore.execute.queued import QueuedDriver
@@ -200,6 +200,19 @@ def test_an_interrupt_in_the_middle_of_a_step(
     module.zero_grad()
     assert held() <= before
     assert same([one_step(module, call, data)], [expected])
+
+
+@pytest.mark.skipif(hasattr(torch, "_simulated_gpu"), reason="it captures no graphs")
+def test_a_step_that_a_graph_captures_is_refused() -> None:
+    _, _, module, call = planned(STEPS, budget=tight())
+    data, graph = images(), torch.cuda.CUDAGraph()
+    before = one_step(module, call, data)
+    with (
+        pytest.raises(StepError, match="CUDA graph cannot capture"),
+        torch.cuda.graph(graph),
+    ):
+        call(data)
+    assert same([one_step(module, call, data)], [before])
 
 
 def test_a_host_with_too_little_sends_the_rest_to_the_disk(tmp_path: Path) -> None:

@@ -191,6 +191,9 @@ class CpuDriver:
         """Return None: work is done as it is given."""
         return None
 
+    def refuse_capture(self) -> None:
+        """Do nothing: what is computed here is in no graph."""
+
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe RAM and disk, with their links as measured now (a fraction of a second).
 

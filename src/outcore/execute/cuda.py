@@ -40,6 +40,11 @@ class CudaDevice:
         """This thread's current stream."""
         return torch.cuda.current_stream(self.device)
 
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph captures this thread's current stream."""
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
+
     def on(self, queue: torch.cuda.Stream) -> AbstractContextManager[object]:
         """Make the stream this thread's current one."""
         return torch.cuda.stream(queue)

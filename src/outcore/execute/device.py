@@ -62,6 +62,10 @@ class Device(Protocol):
         """A queue to compute on. The allocator keeps its memory apart from that of others."""
         ...
 
+    def is_capturing(self) -> bool:
+        """Whether what is put into the current queue becomes part of a graph, and does not run."""
+        ...
+
     def on(self, queue: Queue) -> AbstractContextManager[object]:
         """Context in which this thread computes and allocates on `queue`."""
         ...

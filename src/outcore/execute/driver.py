@@ -155,6 +155,10 @@ class Driver(Protocol):
         """What this thread computes on now. Work that is given to equal ones is done in order."""
         ...
 
+    def refuse_capture(self) -> None:
+        """Raise StepError if what this thread computes is put into a CUDA graph instead of run."""
+        ...
+
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe this device and its nearest outer tier: measured links, given capacities."""
         ...

@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from outcore.errors import SpillError
+from outcore.errors import SpillError, StepError
 from outcore.execute.device import Device, Event, Queue
 from outcore.execute.disk import FILE_BLOCK_BYTES
 from outcore.execute.driver import (
@@ -112,6 +112,17 @@ class QueuedDriver:
     def queue(self) -> object:
         """The queue on which this thread computes."""
         return self.device.current()
+
+    def refuse_capture(self) -> None:
+        """Raise StepError if the device's graphs capture what this thread computes.
+
+        A replay would copy through host memory and events that later steps use as well.
+        """
+        if self.device.is_capturing():
+            raise StepError(
+                reason="a CUDA graph cannot capture a step that outcore runs: unwrap the model "
+                "first, or run the step without torch.cuda.graph"
+            )
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe this device and the host, with the links as measured (under a second)."""

@@ -53,6 +53,7 @@ class Runner:
     def forward(self, args: list[Any]) -> list[Any]:
         """AOTAutograd's forward: the results, the saved inputs, and the stand-in."""
         with self.engine.lock:
+            self.engine.driver.refuse_capture()
             return self._forward(args)
 
     def backward(self, args: list[Any]) -> tuple[Any, ...]:
@@ -62,6 +63,7 @@ class Runner:
         forward that run again must give what they gave at first.
         """
         with self.engine.lock, without_autocast():
+            self.engine.driver.refuse_capture()
             gradients = self._backward(args)
             return gradients if self.sparse is None else self.sparse(gradients)
 
