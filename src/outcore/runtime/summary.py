@@ -365,8 +365,8 @@ def _after_notes(engine: Engine) -> Iterator[str]:
         yield (
             f"a metered step held {format_bytes(after)} after the backward of all graphs, more "
             f"than the budget of {format_bytes(budget)}: no plan bounds the memory used there, "
-            "such as by an optimizer's step, which needs the least with fused=True, or by the "
-            "backward of what runs before the first graph"
+            "such as by an optimizer's step, which needs the least with fused=True, by calls "
+            "without gradients, or by the backward of what runs before the first graph"
         )
 
 
