@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from outcore.execute.malloc import own_malloc
+from outcore.gauges import own_refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ class CudaInstruments:
         )
 
     def refused(self) -> int:
-        """Failed requests since the process began."""
-        return self._all("num_ooms")
+        """Failed requests since the process began, without those of outcore that were tries."""
+        return self._all("num_ooms") - own_refusals()
 
     def memory(self) -> Memory | None:
         """Memory of the whole GPU, and what torch's allocator has reserved."""

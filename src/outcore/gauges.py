@@ -63,6 +63,7 @@ class Holder(Protocol):
 
 _holders: WeakSet[Holder] = WeakSet()
 _listeners: list[Callable[[bool], object]] = []
+_refusals = 0
 _lock = threading.Lock()
 
 
@@ -77,6 +78,17 @@ def held_bytes(device: Any) -> int:
     with _lock:
         holders = list(_holders)
     return sum(holder.held_bytes(device) for holder in holders)
+
+
+def note_refusal() -> None:
+    """Note that the device refused a request for memory that was a try: no op lacks anything."""
+    global _refusals  # noqa: PLW0603 - a counter of the process, as the allocator's
+    _refusals += 1
+
+
+def own_refusals() -> int:
+    """How many such requests there were in this process. An allocator counts them, too."""
+    return _refusals
 
 
 def when_metered(listener: Callable[[bool], object]) -> None:

@@ -16,7 +16,7 @@ from outcore.allocators.placed_range import PlacedRange
 from outcore.errors import StepError
 from outcore.execute.driver import EmptyLane
 from outcore.execute.placed import EDGE_BYTES, MOST_PLUGS, PlacedLane
-from outcore.gauges import held_bytes
+from outcore.gauges import held_bytes, own_refusals
 from outcore.ir.layout import Hold, Layout, Release
 
 START = 1 << 30
@@ -269,8 +269,10 @@ def test_free_memory_elsewhere_is_held_too():
 @pytest.mark.parametrize("nbytes", [50 * MIB, LAYOUT.nbytes + 2 * EDGE_BYTES - 512])
 def test_no_room_for_it(nbytes):
     lane, said = placed(Stage(nbytes))
+    before = own_refusals()
     with lane.call([]):
         assert said == ["no free range of the layout's size"]
+        assert own_refusals() == before + 1
         lane.place(3)
 
 

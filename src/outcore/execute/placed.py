@@ -19,7 +19,7 @@ import torch
 from outcore.errors import StepError
 from outcore.execute.device import Device, Queue
 from outcore.execute.driver import Handle, Lane
-from outcore.gauges import add_holder
+from outcore.gauges import add_holder, note_refusal
 from outcore.ir.layout import Hold, Layout, Move
 
 EDGE_BYTES = 22 << 20
@@ -249,6 +249,7 @@ class PlacedLane:
         try:
             self._device.empty(nbytes + 2 * EDGE_BYTES)  # freed again at once, as one block
         except torch.OutOfMemoryError:
+            note_refusal()
             self._lose("no free range of the layout's size")
             return
         low = self._device.empty(EDGE_BYTES)
@@ -267,6 +268,7 @@ class PlacedLane:
             try:
                 block = self._device.empty(nbytes)
             except torch.OutOfMemoryError:
+                note_refusal()
                 return None
             if block.data_ptr() == address:
                 return block

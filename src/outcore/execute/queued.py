@@ -38,7 +38,7 @@ from outcore.execute.placed import Fate, PlacedLane
 from outcore.execute.probe import QueueLinks, measure_queues
 from outcore.execute.slabs import Slabs
 from outcore.execute.staged import StagedDisk, StagedLane
-from outcore.gauges import Ledger
+from outcore.gauges import Ledger, note_refusal
 from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.layout import Layout
 
@@ -151,6 +151,7 @@ class QueuedDriver:
         try:
             return measure_queues(self.device, largest_nbytes)
         except torch.OutOfMemoryError:
+            note_refusal()
             if largest_nbytes < LEAST_TRIAL_BYTES:
                 raise
         return self._measured(largest_nbytes // 4)
