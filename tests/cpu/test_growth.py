@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from outcore import Backend
 from outcore.allocators.layout import LIBRARIES_BYTES
-from outcore.errors import InfeasibleError
+from outcore.errors import InfeasibleError, StepError
 from outcore.execute.arena import LEAST_BYTES, Arena, own_arena
+from outcore.execute.link import FORKED
 from outcore.ir.margin import margin_bytes, slack_bytes
 from outcore.runtime.budget.growth import CALLS_UNCOUNTED, MOST_COLLECTIONS, Growth
+from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.external import ExternalMemory
 from outcore.runtime.graphs.history import CallsAtOnce
@@ -488,6 +490,21 @@ def test_whatever_tensors_hold_is_counted(make: Callable[[], object], calls: int
     (note,) = grown(backend)
     assert "holds 4.0" in note
     inside(backend)
+    del held
+
+
+def test_growth_in_a_forked_process_is_not_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the step cannot run at all: pytest makes an error of a warning about memory."""
+
+    def forked(*_: Any) -> int:
+        raise StepError(reason=FORKED)
+
+    training = Training(Backend(budget="26MiB", policy="pooch"))
+    training.steps()
+    monkeypatch.setattr(Plans, "beside_more", forked)
+    held = torch.zeros(4 * MIB, dtype=torch.uint8)
+    with pytest.raises(StepError, match="was forked from"):
+        training.steps(1)
     del held
 
 

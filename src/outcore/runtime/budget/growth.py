@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from outcore.allocators.layout import LIBRARIES_BYTES
-from outcore.errors import OutcoreError
+from outcore.errors import OutcoreError, StepError
 from outcore.ir.margin import margin_bytes, slack_bytes
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
@@ -66,7 +66,8 @@ class Growth:
         """A new plan if the plan of `graph` has no room for the external memory held now.
 
         `inputs`: the inputs of the call that begins. If no plan is found, `execution` stays and a
-        warning says so; with `strict`, the error is raised (usually InfeasibleError).
+        warning says so; with `strict`, the error is raised (usually InfeasibleError). Raises
+        StepError in a forked process.
         """
         status, planned = graph.status, execution.planned
         base = self._base_beyond(graph, execution, inputs)
@@ -74,6 +75,8 @@ class Growth:
             return execution
         try:
             return self.replan(graph, planned, base)
+        except StepError:  # no plan can run here
+            raise
         except OutcoreError as error:
             if self._settings.strict:
                 raise
