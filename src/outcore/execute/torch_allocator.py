@@ -22,6 +22,7 @@ from outcore.execute.segments import (
     is_set,
     not_expanding,
 )
+from outcore.gauges import note_refusal
 
 _ask: Callable[[], str] | None
 """Returns the settings that were made last, also while the process ran; None before torch 2.13."""
@@ -106,6 +107,7 @@ def _tried(device: torch.device, text: str) -> tuple[str, str]:
         torch.cuda.caching_allocator_delete(allocated)  # type: ignore[no-untyped-call]  # as above
         torch.cuda.empty_cache()  # also of free segments that cannot expand
     except torch.OutOfMemoryError:
+        note_refusal()
         return on, ""
     except RuntimeError as error:
         off = not_expanding(text)
