@@ -83,7 +83,8 @@ def held_bytes(device: Any) -> int:
 def note_refusal() -> None:
     """Note that the device refused a request for memory that was a try: no op lacks anything."""
     global _refusals  # noqa: PLW0603 - a counter of the process, as the allocator's
-    _refusals += 1
+    with _lock:
+        _refusals += 1
 
 
 def own_refusals() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from outcore.execute.link import Barrier, CopyJob, Spill
+from outcore.gauges import OWN_THREADS
 
 PATIENCE_SECONDS = 20
 """A call that takes longer counts as one that never ends."""
@@ -42,7 +43,7 @@ def ends_in_a_fork(call: Callable[[], object]) -> bool:
 
 def workers() -> set[threading.Thread]:
     """The threads that copy for drivers. Those of earlier tests may end at any moment."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("outcore-")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith(OWN_THREADS)}
 
 
 def workers_end(before: set[threading.Thread]) -> bool:

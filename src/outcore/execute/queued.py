@@ -151,9 +151,9 @@ class QueuedDriver:
         try:
             return measure_queues(self.device, largest_nbytes)
         except torch.OutOfMemoryError:
-            note_refusal()
             if largest_nbytes < LEAST_TRIAL_BYTES:
                 raise
+            note_refusal()
         return self._measured(largest_nbytes // 4)
 
     def wider_hardware(self, budgets: Mapping[Tier, int], /) -> Hardware | None:

@@ -4,38 +4,40 @@ Before torch 2.14 it looks for the globals of functions that it inlines in `sys.
 name of their module. A wrapped model's `forward` is inlined. What lies there under that name may be
 another module, such as a second `model.py`, a notebook in which a script was run, or nothing. Then
 graphs would have the values of other variables, and would not be made again when the right ones
-change.
+change. torch 2.14 reads them where they are, as is done here.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import unimplemented
+from torch._dynamo.source import DictGetItemSource, GlobalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.variables.builder import VariableBuilder
 
 FIXED = hasattr(symbolic_convert, "_registered_module_for_globals")
 """Whether torch finds the right globals by itself."""
 
+_SCOPE = "___unnamed_scope"
+"""What dynamo calls globals of no module, such as those of a named tuple's functions."""
+
 _here = threading.local()
-_MISSING = object()
+_patching = threading.Lock()
 
 
 @contextmanager
 def own_globals() -> Iterator[None]:
-    """Context in which dynamo inlines no function whose globals it would read elsewhere.
-
-    Graphs end at a call of such a function, and others begin inside it: there, dynamo reads the
-    function's own globals.
-    """
+    """Context in which dynamo reads the globals of functions that it inlines where they are."""
     if not FIXED:
-        _patch()
+        with _patching:
+            _patch()
     before, _here.wanted = getattr(_here, "wanted", False), True
     try:
         yield
@@ -43,39 +45,33 @@ def own_globals() -> Iterator[None]:
         _here.wanted = before
 
 
-def is_elsewhere(namespace: dict[str, Any], name: str) -> bool:
-    """Whether dynamo would read the global `name` of a function in another module.
-
-    `namespace`: the function's globals. An object that replaced a module in `sys.modules`, and gets
-    its attributes from there, is no other module.
-    """
-    module_name = namespace.get("__name__")
-    if not isinstance(module_name, str) or module_name.startswith("namedtuple_"):
+def is_elsewhere(namespace: Mapping[str, Any]) -> bool:
+    """Whether dynamo would look for these globals of a function in another module, or in none."""
+    name = namespace.get("__name__")
+    if not isinstance(name, str) or name.startswith("namedtuple_"):
         return False  # dynamo reads such globals where they are
-    if "torch_package" in module_name:
+    if "torch_package" in name:
         return False  # they are in no `sys.modules`
-    module = sys.modules.get(module_name)
-    there = getattr(module, "__dict__", {})
-    if there is namespace:
-        return False
-    value = namespace.get(name, _MISSING)
-    return name in there or value is _MISSING or getattr(module, name, _MISSING) is not value
+    return getattr(sys.modules.get(name), "__dict__", None) is not namespace
 
 
 @cache
 def _patch() -> None:
     kind: Any = InliningInstructionTranslator
-    plain = kind.get_globals_source_and_value
+    find = kind.get_globals_source_and_value
 
     def found(self: Any, name: str) -> Any:
-        if getattr(_here, "wanted", False) and is_elsewhere(self.f_globals, name):
-            module = self.f_globals["__name__"]
+        if not (getattr(_here, "wanted", False) and is_elsewhere(self.f_globals)):
+            return find(self, name)
+        if self.current_instruction.opname == "STORE_GLOBAL":
             unimplemented(
-                gb_type="Globals in no module of sys.modules",
-                context=f"{module}.{name}",
-                explanation=f"sys.modules has another module as {module}, or none.",
+                gb_type="Global set in no module of sys.modules",
+                context=f"{self.f_globals['__name__']}.{name}",
+                explanation="Dynamo sets globals of inlined functions in modules alone.",
                 hints=["Keep the module in sys.modules while its functions are in use."],
             )
-        return plain(self, name)
+        scope = GlobalSource(self.output.install_global_by_id(_SCOPE, self.f_globals))
+        variable = VariableBuilder(self, scope)(self.f_globals)
+        return self.f_globals, variable, DictGetItemSource(scope, name)
 
     kind.get_globals_source_and_value = found

@@ -30,7 +30,7 @@ IN_PIECES = (
 
 STARVED = (
     "an op ran out of memory while free memory was held for tensors' planned addresses: it needs "
-    "more than when it was profiled. Graphs are planned again without addresses"
+    "more than when it was profiled. Its graph is planned again, without addresses"
 )
 
 NOTE = (
@@ -51,8 +51,8 @@ class Placing:
         """The layout of the latest step with one."""
         self._lost = 0
         """Number of latest steps in a row in which one of its tensors was misplaced."""
-        self._left: Layout | None = None
-        """A layout that did not help."""
+        self._left: list[Layout] = []
+        """Layouts that did not help."""
         self.note = ""
         """For reports: why layouts do not work; empty if they do."""
         self.steps = 0
@@ -64,11 +64,11 @@ class Placing:
     def is_in_vain(self, layout: Layout | None) -> bool:
         """Whether `layout` is of no use: tensors keep being misplaced, or it did not help."""
         lost = layout is self._layout and self._lost >= MOST_LOST
-        return layout is not None and (lost or layout is self._left)
+        return layout is not None and (lost or any(layout is left for left in self._left))
 
     def give_up(self) -> None:
         """Note that the latest layout does not help."""
-        self._left, self.note = self._layout, IN_PIECES
+        self._leave(IN_PIECES)
 
     def take_starved(self) -> bool:
         """Whether the latest call that ran out of memory did so while some was held for a layout.
@@ -121,7 +121,13 @@ class Placing:
 
     def starve(self) -> None:
         """Note that a call ran out of memory while some was held for the latest layout."""
-        self._left, self.note, self._starved = self._layout, STARVED, True
+        self._leave(STARVED)
+        self._starved = True
+
+    def _leave(self, why: str) -> None:
+        if self._layout is not None:
+            self._left.append(self._layout)
+        self.note = why
 
 
 class _Fate(NamedTuple):

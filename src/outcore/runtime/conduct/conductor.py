@@ -173,7 +173,7 @@ class Conductor:
         A graph without a plan is profiled with the leanest program instead.
         """
         engine, graph = self.engine, self.graph
-        planned = graph.planned
+        planned, starved = graph.planned, engine.placing.take_starved()
         engine.driver.drain()
         if graph.retired:
             return
@@ -193,7 +193,7 @@ class Conductor:
             "process held when the plan was made"
         )
         hope = "there will be no tighter plan: lower the budget"
-        if engine.placing.take_starved():
+        if starved:
             hope = (
                 "free memory was held for tensors' planned addresses, and no later plan has those"
             )

@@ -59,7 +59,7 @@ def make(  # noqa: PLR0913 - a command has as many arguments as options
 
     wanted, step = resolve(policy), subject(target, network, batch, hardware, states, real=real)
     nbytes, shown = step.budget_bytes(budget), escape(step.title)
-    if output == Path("-"):
+    if str(output) == "-":
         output = None
     if output is not None:
         check_file("--output", output)
