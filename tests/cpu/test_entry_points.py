@@ -591,6 +591,60 @@ class Named(nn.Module):
         return y * 2 if name == "z" else y
 
 
+class Scaled(nn.Module):
+    """`broken`: torch compiles the part alone, because something in a loop ends the graph."""
+
+    def __init__(self, part: type[nn.Linear], *, broken: bool) -> None:
+        super().__init__()
+        self.part, self.broken = part(4, 4), broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            if self.broken:
+                torch._dynamo.graph_break()
+            x = self.part(x)
+        return x
+
+
+@pytest.mark.parametrize("change", ["forward", "inherited", "code", "part"])
+def test_a_class_that_is_given_another_forward(change: str) -> None:
+    """As by a patch of a library, or by a notebook that loads code again."""
+
+    class Part(nn.Linear):
+        pass
+
+    def turned(self: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - its name in torch
+        return torch.cos(input @ self.weight)
+
+    class Net(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * Scaled.forward(self, x)
+
+    class Heir(Net):
+        pass
+
+    def changed(self: Scaled, x: Tensor) -> Tensor:
+        return torch.sin(self.part(x))
+
+    broken = change == "part"
+    plain = Heir(Part, broken=broken)
+    module = outcore.wrap(copy.deepcopy(plain), budget="1GiB")
+    for step in range(8):
+        if step == 5 and change == "forward":
+            Heir.forward = Net.forward = changed  # type: ignore[method-assign]
+        elif step == 5 and change == "inherited":
+            Heir.forward = changed  # type: ignore[method-assign]
+        elif step == 5 and change == "code":
+            Net.forward.__code__ = changed.__code__
+        elif step == 5:
+            Part.forward = turned  # type: ignore[method-assign]
+        x = torch.randn(2, 4)
+        for each in (plain, module):
+            each.zero_grad()
+            each(x).sum().backward()
+        assert same([snapshot(module, x.sum())], [snapshot(plain, x.sum())]), step
+
+
 class Counting(nn.Module):
     """Counts its calls in a Python number."""
 

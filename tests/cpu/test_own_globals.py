@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ import outcore
 from outcore.capture.compiler.own_globals import FIXED, is_elsewhere
 from tests.cpu.training import same, snapshot, train
 
-NAME = "a_model_of_two_projects"
+NUMBERS = count()
 SOURCE = """
 import torch
 from torch import nn
@@ -71,12 +72,12 @@ class Around(nn.Module):
         return x
 
 
-def loaded(folder: Path, source: str) -> ModuleType:
+def loaded(folder: Path, source: str, name: str) -> ModuleType:
     """The module of `source`, which is not in `sys.modules`."""
     folder.mkdir()
-    file = folder / f"{NAME}.py"
+    file = folder / f"{name}.py"
     file.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(NAME, file)
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -84,13 +85,23 @@ def loaded(folder: Path, source: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(params=["another", "none"])
+@pytest.fixture
+def name() -> str:
+    """A name that dynamo has not met yet."""
+    return f"a_model_of_two_projects_{next(NUMBERS)}"
+
+
+@pytest.fixture(params=["another", "none", "an earlier one"])
 def module(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ModuleType:
-    found = loaded(tmp_path / "one", SOURCE)
-    if request.param == "another":
-        monkeypatch.setitem(sys.modules, NAME, loaded(tmp_path / "two", OTHER))
+    found = loaded(tmp_path / "one", SOURCE, name)
+    if request.param != "none":
+        other = loaded(tmp_path / "two", OTHER, name)
+        monkeypatch.setitem(sys.modules, name, other)
+        if request.param != "another":
+            trained(outcore.wrap(other.Net(), budget="1GiB"), other)
+            monkeypatch.setitem(sys.modules, name, found)
     return found
 
 
@@ -170,13 +181,16 @@ def test_where_no_graph_may_end(module: ModuleType) -> None:
         assert same([list(snapshot(plain, x.sum()))], [list(snapshot(model, x.sum()))])
 
 
-def test_which_globals_are_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, again = (loaded(tmp_path / each, SOURCE) for each in ("one", "two"))
-    monkeypatch.setitem(sys.modules, NAME, found)
+def test_which_globals_are_elsewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, again = (loaded(tmp_path / each, SOURCE, name) for each in ("one", "two"))
+    assert is_elsewhere(vars(found))
+    monkeypatch.setitem(sys.modules, name, found)
     assert not is_elsewhere(vars(found))
     assert is_elsewhere(vars(again))
-    monkeypatch.delitem(sys.modules, NAME)
-    assert is_elsewhere(vars(found))
+    monkeypatch.setitem(sys.modules, name, again)
+    assert is_elsewhere(vars(again)), "dynamo has imported the other one"
     assert not is_elsewhere({"MEAN": 1})
     assert not is_elsewhere({"__name__": "namedtuple_Pair"})
 

@@ -61,6 +61,9 @@ class Compiled:
         """Whether something ended a graph in the calls that was not meant to (`broken`)."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
+        self._forwards: dict[tuple[int, int], tuple[int, object, object]] = {}
+        """The `forward` that the class of the model had in each call, and its code, by their ids:
+        a number, and what has the ids."""
         self._traced = FunctionType(run_plain.__code__.replace(), globals(), run_plain.__name__)
         self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
         # torch keeps what it compiled with the code, and that holds the engine. So it is removed
@@ -75,7 +78,7 @@ class Compiled:
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_hooks(), own_globals():
-                return self._run(model, _hooks(model), *args, **kwargs)
+                return self._run(model, self._guarded(model), *args, **kwargs)
         except BaseException as error:
             if traced() > before:
                 self._trace_anew(error)
@@ -83,6 +86,16 @@ class Compiled:
         finally:
             if not self.broke and traced() > before:
                 self.broke = broken() > breaks
+
+    def _guarded(self, model: nn.Module) -> str:
+        """What torch should compile a call anew for, and does not check by itself."""
+        forward = type(model).forward
+        code = getattr(inspect.unwrap(forward), "__code__", None)
+        number, *_ = self._forwards.setdefault(
+            (id(forward), id(code)), (len(self._forwards), forward, code)
+        )
+        hooks = _hooks(model)
+        return f"{number}:{hooks}" if number else hooks
 
     def take_skipped(self, model: nn.Module) -> None:
         """Note that torch failed to compile code of a call."""
@@ -172,13 +185,14 @@ def _apart() -> dict[str, Any]:
     return {"isolate_recompiles": True, "recompile_limit": MOST_COMPILED}
 
 
-def run_plain(self: nn.Module, hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+def run_plain(self: nn.Module, guarded: str, /, *args: Any, **kwargs: Any) -> Any:
     """Run a module: torch compiles this function, but no module of torch.nn by itself.
 
-    `hooks`: the module's hooks (`_hooks`), which are compiled with it. torch checks an argument
-    that is read, but before 2.13 not whether hooks were added later (`noticing_hooks`).
+    `guarded`: the `forward` of the module's class, and the module's hooks, which are compiled with
+    it. torch checks an argument that is read, but never whether a class was given another
+    `forward`, and before 2.13 not whether hooks were added later (`noticing_hooks`).
     """
-    str(hooks)
+    str(guarded)
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 

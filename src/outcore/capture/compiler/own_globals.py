@@ -1,10 +1,11 @@
 """own_globals: keep dynamo from reading a function's globals in another module of the same name.
 
-Before torch 2.14 it looks for the globals of functions that it inlines in `sys.modules`, by the
-name of their module. A wrapped model's `forward` is inlined. What lies there under that name may be
-another module, such as a second `model.py`, a notebook in which a script was run, or nothing. Then
-graphs would have the values of other variables, and would not be made again when the right ones
-change. torch 2.14 reads them where they are, as is done here.
+Before torch 2.14 it looks for the globals of functions that it inlines in the module that it first
+imported under the name of theirs. A wrapped model's `forward` is inlined. What it imports may be
+another module, such as a second `model.py`, an earlier state of one that was loaded again, a
+notebook in which a script was run, or nothing. Then graphs would have the values of other
+variables, and would not be made again when the right ones change. torch 2.14 reads them where they
+are, as is done here.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def is_elsewhere(namespace: Mapping[str, Any]) -> bool:
         return False  # dynamo reads such globals where they are
     if "torch_package" in name:
         return False  # they are in no `sys.modules`
-    return getattr(sys.modules.get(name), "__dict__", None) is not namespace
+    if sys.modules.get(name) is None:
+        return True
+    module = symbolic_convert._import_module(name)
+    return getattr(module, "__dict__", None) is not namespace
 
 
 @cache
