@@ -345,6 +345,10 @@ class TestWrap:
         with pytest.raises(WrapError, match="already compiled"):
             outcore.wrap(module, budget="1GiB")
 
+    def test_what_torchscript_runs(self) -> None:
+        with pytest.raises(WrapError, match="wrap the model that it was made from"):
+            outcore.wrap(torch.jit.script(nn.Linear(2, 2)), budget="1GiB")
+
     @pytest.mark.parametrize("container", [nn.ModuleList, nn.ParameterList])
     def test_what_cannot_be_called(self, container: type[nn.Module]) -> None:
         with pytest.raises(WrapError, match="it cannot be called"):

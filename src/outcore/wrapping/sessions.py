@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
+import torch
 from torch import nn
 
 from outcore.errors import NotEngagedError, WrapError
@@ -47,8 +48,8 @@ def wrap(model: M, budget: str | float | None = None, **options: Unpack[Keywords
     Wrap the module that your training loop calls. Under DistributedDataParallel and FSDP2, wrap the
     module inside before you hand it over (docs/several-devices.md).
 
-    Raises WrapError if the model is compiled already, or is a container such as ModuleList, which
-    cannot be called, and as `Backend` does for options.
+    Raises WrapError if the model is compiled already, is TorchScript's, or is a container such as
+    ModuleList, which cannot be called, and as `Backend` does for options.
     """
     _check(model)
     return install_wrapper(model, Backend(budget, **options), owns=True)
@@ -189,6 +190,9 @@ def _check(model: nn.Module) -> None:
             "it is already compiled; leave out torch.compile or its compile(), and wrap the model "
             "itself: outcore compiles it"
         )
+        raise WrapError(model=name, reason=reason)
+    if isinstance(model, torch.jit.ScriptModule):
+        reason = "TorchScript runs it, in one piece; wrap the model that it was made from"
         raise WrapError(model=name, reason=reason)
     if isinstance(model, CONTAINERS) and type(model).forward is nn.Module.forward:
         reason = (
