@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -647,6 +648,19 @@ def test_a_class_that_is_given_another_forward(change: str) -> None:
             each.zero_grad()
             each(x).sum().backward()
         assert same([snapshot(module, x.sum())], [snapshot(plain, x.sum())]), step
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod, partialmethod])
+def test_a_forward_that_is_another_object_each_time(kind: Any) -> None:
+    def forward(*args: Tensor) -> Tensor:
+        return torch.sin(args[-1])
+
+    module = outcore.wrap(type("Net", (nn.Module,), {"forward": kind(forward)})(), budget="1GiB")
+    for _ in range(4):
+        module(torch.randn(4, requires_grad=True)).sum().backward()
+    engine = outcore.handle(module).engine
+    assert engine is not None
+    assert len(engine.graphs) == 1
 
 
 class Counting(nn.Module):

@@ -7,6 +7,7 @@ import inspect
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
@@ -61,9 +62,8 @@ class Compiled:
         """Whether something ended a graph in the calls that was not meant to (`broken`)."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
-        self._forwards: dict[tuple[int, int], tuple[int, object, object]] = {}
-        """The `forward` that the class of the model had in each call, and its code, by their ids:
-        a number, and what has the ids."""
+        self._forwards: list[tuple[Callable[[], object], object]] = []
+        """What the model's class had as `forward` in some call, and the code of that."""
         self._traced = FunctionType(run_plain.__code__.replace(), globals(), run_plain.__name__)
         self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
         # torch keeps what it compiled with the code, and that holds the engine. So it is removed
@@ -89,13 +89,21 @@ class Compiled:
 
     def _guarded(self, model: nn.Module) -> str:
         """What torch should compile a call anew for, and does not check by itself."""
-        forward = type(model).forward
-        code = getattr(inspect.unwrap(forward), "__code__", None)
-        number, *_ = self._forwards.setdefault(
-            (id(forward), id(code)), (len(self._forwards), forward, code)
-        )
-        hooks = _hooks(model)
+        number, hooks = self._number(_forward_of(type(model))), _hooks(model)
         return f"{number}:{hooks}" if number else hooks
+
+    def _number(self, forward: Any) -> int:
+        """A number for each `forward` that the model's class has had, and for its code."""
+        code = getattr(inspect.unwrap(forward), "__code__", None)
+        for number, (known, known_code) in enumerate(self._forwards):
+            if known() is forward and known_code is code:
+                return number
+        try:
+            held: Callable[[], object] = ref(forward)  # it may hold the model
+        except TypeError:
+            held = partial(_same, forward)
+        self._forwards.append((held, code))
+        return len(self._forwards) - 1
 
     def take_skipped(self, model: nn.Module) -> None:
         """Note that torch failed to compile code of a call."""
@@ -114,6 +122,15 @@ class Compiled:
                 break
             if code is self._traced.__code__ or not code.co_filename.startswith(NOT_TRACED):
                 reset_code(code)
+
+
+def _forward_of(kind: type[nn.Module]) -> Any:
+    """What a class of modules has as `forward`; a descriptor would be another object each time."""
+    return next(vars(each)["forward"] for each in kind.__mro__ if "forward" in vars(each))
+
+
+def _same(given: object) -> object:
+    return given
 
 
 class _Weakly:
