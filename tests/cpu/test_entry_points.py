@@ -636,13 +636,13 @@ def test_a_class_that_is_given_another_forward(change: str) -> None:
     module = outcore.wrap(copy.deepcopy(plain), budget="1GiB")
     for step in range(8):
         if step == 5 and change == "forward":
-            Heir.forward = Net.forward = changed  # type: ignore[method-assign]
+            Heir.forward = Net.forward = changed  # type: ignore[method-assign]  # as patches do
         elif step == 5 and change == "inherited":
-            Heir.forward = changed  # type: ignore[method-assign]
+            Heir.forward = changed  # type: ignore[method-assign]  # as patches do
         elif step == 5 and change == "code":
             Net.forward.__code__ = changed.__code__
         elif step == 5:
-            Part.forward = turned  # type: ignore[method-assign]
+            Part.forward = turned  # type: ignore[method-assign]  # as patches do
         x = torch.randn(2, 4)
         for each in (plain, module):
             each.zero_grad()
