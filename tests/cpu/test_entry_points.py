@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -650,7 +649,7 @@ def test_a_class_that_is_given_another_forward(change: str) -> None:
         assert same([snapshot(module, x.sum())], [snapshot(plain, x.sum())]), step
 
 
-@pytest.mark.parametrize("kind", [staticmethod, classmethod, partialmethod])
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
 def test_a_forward_that_is_another_object_each_time(kind: Any) -> None:
     def forward(*args: Tensor) -> Tensor:
         return torch.sin(args[-1])

@@ -209,7 +209,7 @@ def run_plain(self: nn.Module, guarded: str, /, *args: Any, **kwargs: Any) -> An
     it. torch checks an argument that is read, but never whether a class was given another
     `forward`, and before 2.13 not whether hooks were added later (`noticing_hooks`).
     """
-    str(guarded)
+    len(guarded)  # torch 2.14 does not check the argument of `str`
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 

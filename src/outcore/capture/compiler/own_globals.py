@@ -1,11 +1,11 @@
 """own_globals: keep dynamo from reading a function's globals in another module of the same name.
 
-Before torch 2.14 it looks for the globals of functions that it inlines in the module that it first
-imported under the name of theirs. A wrapped model's `forward` is inlined. What it imports may be
-another module, such as a second `model.py`, an earlier state of one that was loaded again, a
-notebook in which a script was run, or nothing. Then graphs would have the values of other
-variables, and would not be made again when the right ones change. torch 2.14 reads them where they
-are, as is done here.
+It looks for the globals of functions that it inlines in the module that it first imported under the
+name of theirs. A wrapped model's `forward` is inlined. What it imported may be another module, such
+as a second `model.py`, an earlier state of one that was loaded again, a notebook in which a script
+was run, or nothing. Then graphs would have the values of other variables, and would not be made
+again when the right ones change. torch 2.14 reads globals where they are, as is done here, but not
+those of a module that was loaded again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from torch._dynamo.source import DictGetItemSource, GlobalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.variables.builder import VariableBuilder
 
-FIXED = hasattr(symbolic_convert, "_registered_module_for_globals")
-"""Whether torch finds the right globals by itself."""
-
 _SCOPE = "___unnamed_scope"
 """What dynamo calls globals of no module, such as those of a named tuple's functions."""
 
@@ -36,9 +33,8 @@ _patching = threading.Lock()
 @contextmanager
 def own_globals() -> Iterator[None]:
     """Context in which dynamo reads the globals of functions that it inlines where they are."""
-    if not FIXED:
-        with _patching:
-            _patch()
+    with _patching:
+        _patch()
     before, _here.wanted = getattr(_here, "wanted", False), True
     try:
         yield
