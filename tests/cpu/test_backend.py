@@ -34,6 +34,7 @@ from outcore.runtime.budget import steps
 from outcore.runtime.budget.metering import MOST_PEAK_TRIES
 from outcore.runtime.budget.registry import IDLE_STEPS
 from outcore.runtime.graphs.calls import states_bytes
+from outcore.runtime.graphs.recording import LONGEST_RECORDING
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
 from outcore.runtime.step.metered_step import MeteredStep
 from outcore.torch_backend import backend_for
@@ -1124,6 +1125,33 @@ class TestMeter:
         backend.close()
         assert driver.on_copy is None
         y.sum().backward()
+
+    def test_a_recording_whose_backward_never_comes(self) -> None:
+        """It ends, the other graph gets its timeline, and the graph records a later step."""
+        call, backend = compiled(Wide(), budget="1GiB")
+        other = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), backend=backend)
+        x = torch.ones(256, 64)
+        for _ in range(2 * PROFILED_STEPS + 1):
+            call(x).sum().backward()
+            other(x).sum().backward()
+        assert backend.engine is not None
+        driver: Any = backend.engine.driver
+
+        def recorded() -> list[bool]:
+            assert backend.engine is not None
+            return [graph.status.measured is not None for graph in backend.engine.graphs]
+
+        backend.record_step()
+        late = other(x).sum()
+        del late
+        call(x).sum().backward()
+        assert recorded() == [False, False]
+        for _ in range(LONGEST_RECORDING + 1):
+            call(x).sum().backward()
+        assert driver.on_copy is None
+        assert recorded() == [True, False]
+        other(x).sum().backward()
+        assert recorded() == [True, True]
 
     def evaluated(
         self, module: nn.Module, budget: str, x: Tensor | None = None

@@ -16,6 +16,7 @@ from outcore import Backend, aten
 from outcore.capture.offline import trace_network
 from outcore.capture.rewrites import cross_entropy
 from outcore.capture.rewrites.cross_entropy import GRADIENT, by_rows
+from outcore.capture.rewrites.metadata_only import LargeInputs
 from outcore.errors import InfeasibleError
 from outcore.ir.program import Copy, Run
 from outcore.measure import metered
@@ -280,7 +281,7 @@ def test_which_calls_it_stands_for(name: str, monkeypatch: pytest.MonkeyPatch) -
         args = torch.empty(()), torch.empty(64, 64), torch.empty(64, dtype=torch.long)
         total = torch.empty(())
         joint = make_fx(lambda g, s, t, n: step(g, s, t, None, 1, -100, n))(*args, total)
-    by_rows(joint)
+    by_rows(joint, LargeInputs().sites(joint, anywhere=False))
     targets = [str(n.target) for n in joint.graph.nodes]
     assert (aten.CROSS_ENTROPY in targets) == ours
     assert ("aten.nll_loss_backward.default" in targets) == (not ours)
@@ -291,7 +292,7 @@ def test_small_scores_are_torch_s() -> None:
         args = torch.empty(()), torch.empty(64, 64), torch.empty(64, dtype=torch.long)
         step = OTHERS["torch's"][0]
         joint = make_fx(lambda g, s, t, n: step(g, s, t, None, 1, -100, n))(*args, torch.empty(()))
-    by_rows(joint)
+    by_rows(joint, LargeInputs().sites(joint, anywhere=False))
     assert "aten.nll_loss_backward.default" in [str(n.target) for n in joint.graph.nodes]
 
 

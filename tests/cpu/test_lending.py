@@ -10,16 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outcore import Backend
+from outcore import Backend, aten
+from outcore.capture.rewrites import cross_entropy
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
+from outcore.ir.plan import KEEP_ALL
 from outcore.ir.profile import Source
+from outcore.lower import lower
 from outcore.measure import Reading, resident_bytes
 from outcore.runtime.budget import engine
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.step import metered_step
 from outcore.runtime.step.visit import Visit
+from outcore.simulate import simulate
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import PROFILED_STEPS
 
@@ -148,6 +152,22 @@ def test_not_where_more_is_held_by_now() -> None:
     assert large is not None
     assert small is None
     assert len(more)
+
+
+def test_what_is_predicted_counts_what_is_held_by_now() -> None:
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for _ in range(PROFILED_STEPS + 1):
+        call(torch.full((1, LARGE), 0.5)).backward()
+    more = torch.zeros(BUDGET // 16 // 4)
+    for _ in range(2):
+        call(torch.full((1, SMALL), 0.5)).backward()
+    _, small = plans(backend)
+    assert small is not None
+    problem = small.problem
+    assert problem.outside_bytes >= more.nbytes
+    assert small.predicted == simulate(problem, small.program)
+    assert small.in_core == simulate(problem, lower(problem, KEEP_ALL, fast=True))
 
 
 def test_what_later_graphs_need_stays_free() -> None:
@@ -287,6 +307,32 @@ class Convolved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         halved = nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
         return torch.relu(self.second(halved)).square().mean()
+
+
+class Classified(nn.Module):
+    """The loss is a part of the model."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        target = torch.zeros(len(x), dtype=torch.long)
+        return nn.functional.cross_entropy(self.last(x), target)
+
+
+def test_plans_go_to_sizes_at_which_scores_are_few() -> None:
+    """The gradient of cross-entropy is made by blocks of rows if there are many."""
+    torch._dynamo.reset()
+    classes = 1024
+    rows = cross_entropy.LEAST_BLOCK_BYTES // (4 * classes)
+    backend = backend_of(resident_bytes(torch.device("cpu")) + (48 << 20))
+    call = torch.compile(Classified(classes), backend=backend)
+    for samples in (*(4 * rows,) * (PROFILED_STEPS + 2), rows // 2, rows // 2):
+        call(torch.rand(samples, 16)).backward()
+    first, second = backend.engine.registry.known() if backend.engine else ()
+    assert aten.CROSS_ENTROPY in first.kind
+    assert first.kind == second.kind
 
 
 def test_plans_go_to_sizes_at_which_no_input_is_large() -> None:

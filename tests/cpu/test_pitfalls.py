@@ -596,12 +596,17 @@ class TestThreads:
         for session in list(_running.values()):
             session.stop()
 
-    def test_backward_on_another_thread_runs_in_core(self) -> None:
+    @pytest.mark.parametrize("before", [0, 2])
+    def test_backward_on_another_thread_runs_in_core(self, before: int) -> None:
         """The meter sees one thread only: a plan from half of a step could break the budget."""
         (expected,) = small_reference(1)
         torch.manual_seed(0)
         module = Small()
         call, backend = compiled(module, budget="1GiB")
+        start = copy.deepcopy(module.state_dict())
+        for _ in range(before):
+            mean_square(call(batch(0))).backward()
+        module.load_state_dict(start)
 
         def step() -> list[Tensor]:
             torch.manual_seed(0)

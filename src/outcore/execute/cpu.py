@@ -249,7 +249,8 @@ class CpuDriver:
         return CpuLane(self, spill, regions, spill.take(nbytes), nbytes)
 
     def record(self, on_copy: OnCopy | None) -> None:
-        """Report every copy from now on to `on_copy`, which the worker threads call."""
+        """Report every copy issued from now on to `on_copy`, which the worker threads call."""
+        self.drain()
         self.on_copy = on_copy
 
     def ledger(self) -> Ledger | None:

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from outcore import aten
 from outcore.capture.nodes.aliases import is_call_of_op, readers
 from outcore.capture.nodes.call_memory import BYTES
-from outcore.capture.rewrites.metadata_only import args_of
+from outcore.capture.rewrites.metadata_only import Sites, args_of
 
 OF_LOSS = torch.ops.aten.nll_loss_backward.default
 OF_LOG_SOFTMAX = torch.ops.aten._log_softmax_backward_data.default
@@ -45,18 +45,19 @@ ROWS_ALIKE = 16
 CUDA's kernels (16 bytes) as in the whole tensor."""
 
 
-def by_rows(joint: GraphModule, *, anywhere: bool = False) -> None:
+def by_rows(joint: GraphModule, sites: Sites) -> None:
     """Let gradients of cross-entropy in `joint` be made block by block. In place.
 
-    Applies to large logits, if nothing reads log-softmax afterwards. `anywhere`: the size of a row
-    decides, whatever the number of rows.
+    Applies to logits that are large at any of the graph's sizes, if nothing reads log-softmax
+    afterwards.
     """
     changed = False
     for node in joint.graph.find_nodes(op="call_function", target=OF_LOSS):
         last = _of_logits(node)
         if last is None or not _goes_by_rows(node, last):
             continue
-        if _large(last.meta["val"], anywhere=anywhere):
+        if sites.were_large(node) or _large(last.meta["val"], anywhere=sites.anywhere):
+            sites.replaced(node)
             _replace(node, last)
             changed = True
     if changed:
@@ -112,7 +113,7 @@ def _in_order(tensor: Tensor) -> bool:
 
 
 def _large(made: Tensor, *, anywhere: bool) -> bool:
-    """Whether there would be several blocks. `anywhere`: whether the vocabulary is large."""
+    """Whether there would be several blocks. `anywhere`: whether the size of a row suffices."""
     if anywhere:
         return made.shape[1] * made.itemsize >= LEAST_ROW_BYTES
     return _rows_at_once(made) < len(made)

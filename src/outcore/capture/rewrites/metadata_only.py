@@ -80,7 +80,11 @@ class Sites(NamedTuple):
         made = args_of(node)[1].meta.get("val")
         if not isinstance(made, Tensor) or not all(isinstance(n, int) for n in made.shape):
             return False
-        return self.anywhere or made.nbytes >= LEAST_BYTES or self.places[node] in self.large
+        return self.anywhere or made.nbytes >= LEAST_BYTES or self.were_large(node)
+
+    def were_large(self, node: Node) -> bool:
+        """Whether the inputs of `node` were large at some sizes."""
+        return self.places[node] in self.large
 
     def replaced(self, node: Node) -> None:
         """Note that `node` was replaced at these sizes."""

@@ -34,6 +34,6 @@ def prepare(
     sites = (large or LargeInputs()).sites(joint, anywhere=anywhere)
     one_by_one(joint, sites)
     from_places(joint, sites)
-    by_rows(joint, anywhere=anywhere)
+    by_rows(joint, sites)
     as_ops(joint)
     as_tensors(joint)

@@ -94,13 +94,14 @@ class Engine:
     def called(self, caller: PlannedGraph) -> None:
         """Count the forward call of `caller` that now begins.
 
-        If it begins a new step, this ends the metered step. Also ends a trial whose graph is gone
-        or that has lasted too long.
+        If it begins a new step, this ends the metered step. Also ends a trial or a recording whose
+        graph is gone or that has lasted too long.
         """
         self.placing.called()
         self.residency.tidy()
         self.registry.called(caller)
         self.trials.check(self.steps.number)
+        self.recorder.check(self.steps.number)
         self.fragments.called()
         self.begun(caller)
 

@@ -40,7 +40,6 @@ from outcore.runtime.limits.host import available_bytes
 from outcore.runtime.planning.planner import Planner
 from outcore.runtime.planning.shares import Shares
 from outcore.runtime.settings.options import Settings
-from outcore.simulate import simulate
 from outcore.units import format_bytes, format_seconds
 
 T = TypeVar("T")
@@ -82,9 +81,9 @@ class Plans:
         Such a graph is a recompile. Also note which overrides affect the graph.
         """
         key = graph.digest, graph.status.place
-        planned = self._remembered.get(key)
+        planned = self._remembered.pop(key, None)  # another thread may be planning
         if planned is not None:
-            self._remembered.move_to_end(key)
+            self._remembered[key] = planned
             graph.adopt(planned)
         self.planner.solver.captured(graph)
 
@@ -242,9 +241,8 @@ class Plans:
         problem = replace(lent.problem, profile=profiled.profile())
         if not fits(problem, lent.program):
             return None
-        predicted = simulate(problem, lent.program)
-        found = replace(lent, problem=problem, predicted=predicted, checking_bytes=0)
-        planned = self._take(graph, found)
+        found = self.planner.simulated(lent, problem)
+        planned = self._take(graph, replace(found, checking_bytes=0))
         log.info("as for larger sizes: %s", self._announcement(graph, planned))
         return planned
 
@@ -369,8 +367,8 @@ class Plans:
 
     def _remember(self, key: tuple[str, int], planned: Planned) -> None:
         self._metering.forget_peak()
+        self._remembered.pop(key, None)
         self._remembered[key] = planned
-        self._remembered.move_to_end(key)
         while len(self._remembered) > max(REMEMBERED_PLANS, self._registry.most_graphs):
             self._remembered.popitem(last=False)
 

@@ -134,16 +134,13 @@ class Conductor:
         if execution and (recording := execution.recording_by(executable)):
             execution.end_recording(graph, recording, visit)
             return
-        metered = self.engine.metering.running
-        elsewhere = visit.thread is not threading.current_thread()
+        metered, on_cpu = self.engine.metering.running, self.engine.device.type == "cpu"
+        elsewhere = on_cpu and visit.thread is not threading.current_thread()
         visit.ran = executable
-        if elsewhere and self.engine.device.type == "cpu":
-            if profiling is not None and executable is profiling.checked:
-                reason = (
-                    "its backward runs on another thread than its forward, and cannot be metered"
-                )
-                graph.give_up(CaptureError(reason=reason))
-        elif metered is not None and metered.sees(visit):
+        if elsewhere and profiling and executable in (profiling.checked, profiling.timed):
+            reason = "its backward runs on another thread than its forward, and cannot be metered"
+            graph.give_up(CaptureError(reason=reason))
+        elif metered is not None and not elsewhere and metered.sees(visit):
             metered.visits.append(visit)
             if profiling is not None and graph.times(executable):
                 profiling.timed_steps += 1  # another graph may be metered for many steps

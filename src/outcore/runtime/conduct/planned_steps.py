@@ -27,7 +27,7 @@ class PlannedSteps:
         execution.adopted = False
         if not self.engine.plans.still_fits(execution.planned, graph, inputs):
             graph.status.unsettle()
-            graph.execution = None
+            graph.unfollow()
 
     def leave_layout(self) -> None:
         """If the plan's layout does not work, profile again, for a plan without a layout."""
@@ -109,7 +109,7 @@ class PlannedSteps:
         recorder, graph = self.engine.recorder, self.graph
         if graph.planned is None or graph.recorded >= recorder.asked or self._busy():
             return None
-        return recorder.begin(graph, graph.planned)
+        return recorder.begin(graph, graph.planned, self.engine.steps.number)
 
     def _busy(self) -> bool:
         return self.engine.trials.busy or self.engine.metering.running is not None

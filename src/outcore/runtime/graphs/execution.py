@@ -57,14 +57,16 @@ class PlannedExecution:
     def end_recording(self, graph: PlannedGraph, recording: Recording, visit: Visit) -> None:
         """Hand the recording of `visit` to the recorder.
 
-        If something was moved away meanwhile, drop it instead: the next step is recorded.
+        If something was moved away meanwhile, or the recorder has dropped it, drop it instead: the
+        next step is recorded.
         """
-        if visit.evicted:
+        recorder = graph.equipment.recorder
+        if visit.evicted or not recorder.hears(recording):
             self.drop_recording(graph)
             return
-        self.recording, graph.recorded = None, graph.equipment.recorder.asked
+        self.recording, graph.recorded = None, recorder.asked
         recording.backward = visit.work[1][0]
-        graph.equipment.recorder.finish(graph, recording)
+        recorder.finish(graph, recording)
 
     def drop_recording(self, graph: PlannedGraph) -> None:
         """Drop the recording under way, if there is one. The request stays."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # a graph knows its recorder
 LATEST_COPIES = 65536
 """Copies that are remembered at most: a step may take long to end."""
 
+LONGEST_RECORDING = 64
+"""Steps after which a recording is dropped: its backward call may never come."""
+
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Recording:
@@ -36,6 +39,8 @@ class Recording:
 
     planned: Planned
     executable: Executable
+    began: int
+    """Number of the engine's step in which it began."""
     runs: dict[int, tuple[Moment, Moment]]
     """Body position -> when that run started and stopped."""
     lane: int = 0
@@ -68,8 +73,28 @@ class Recorder:
         """Have each graph record its next planned step."""
         self.asked += 1
 
-    def begin(self, graph: PlannedGraph, planned: Planned) -> Recording:
-        """Begin to record a step of `graph`, to be run by the executable of the Recording."""
+    def hears(self, recording: Recording) -> bool:
+        """Whether `recording` is one of those under way."""
+        return any(each() is recording for each in self._open)
+
+    def check(self, step: int) -> None:
+        """Drop recordings whose graphs are gone, or that have taken over `LONGEST_RECORDING` steps.
+
+        Then their graphs record another step.
+        """
+        if not self._open:
+            return
+        live = [(each, each()) for each in self._open]
+        oldest = step - LONGEST_RECORDING
+        self._open = [each for each, recording in live if recording and recording.began >= oldest]
+        if not self._open:
+            self._stop()
+
+    def begin(self, graph: PlannedGraph, planned: Planned, step: int) -> Recording:
+        """Begin to record a step of `graph`, to be run by the executable of the Recording.
+
+        `step`: the number of the engine's step.
+        """
         clock, runs = self.driver.clock, dict[int, tuple[Moment, Moment]]()
 
         def note(position: int, start: Moment, stop: Moment) -> None:
@@ -89,7 +114,7 @@ class Recorder:
             self._stop()
             self.driver.record(self._copies.append)
             self._zero = clock.now(), time.perf_counter()
-        recording = Recording(planned, executable, runs)
+        recording = Recording(planned, executable, step, runs)
         self._open = [*self._live(), ref(recording)]
         return recording
 

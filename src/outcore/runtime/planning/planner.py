@@ -174,12 +174,8 @@ class Planner:
             spare = less.budget_bytes - peak(less, program, Tier.DEVICE).nbytes - held
             if spare >= 0 and fits(less, program):
                 lent = replace(
-                    lender,
-                    problem=problem,
+                    self.simulated(replace(lender, program=program), problem),
                     plan=plan,
-                    program=program,
-                    predicted=simulate(problem, program),
-                    in_core=simulate(problem, kept),
                     profiled=None,
                     bounded=floor is not None,
                     checking_bytes=held,
@@ -202,11 +198,18 @@ class Planner:
         problem, external = planned.problem, planned.external
         problem = replace(problem, outside_bytes=problem.outside_bytes + more)
         return replace(
+            self.simulated(planned, problem),
+            external=replace(external, base_bytes=external.base_bytes + more),
+            external_bytes=external_bytes,
+        )
+
+    def simulated(self, planned: Planned, problem: Problem) -> Planned:
+        """The same program of a lent plan for `problem`, with what is predicted of it there."""
+        return replace(
             planned,
             problem=problem,
             predicted=simulate(problem, planned.program),
-            external=replace(external, base_bytes=external.base_bytes + more),
-            external_bytes=external_bytes,
+            in_core=simulate(problem, self.solver.kept(problem)),
         )
 
     @gc_paused()
