@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,7 @@ from outcore.capture.fusion.groups import groups
 from outcore.capture.fusion.order import reorder
 from outcore.capture.nodes.registered_ops import NamedOps
 from outcore.ir.trace import Effect, refs
+from outcore.runtime import backend as backend_module
 from tests.cpu.training import PROFILED_STEPS, Normed, mean_square, snapshot, tight_budget
 
 compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -335,6 +337,19 @@ def test_plans_are_found_again(budget: int, in_core: list[bytes], tmp_path: Path
     again = Backend(budget=budget, fuse=True, plan=tmp_path / "plans.json", strict=True)
     assert trained(again) == in_core
     assert fused_ops(again) == fused_ops(first)
+
+
+def test_fusing_counts_as_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(joint: Any, outputs: int) -> tuple[Any, list[str]]:
+        time.sleep(1)
+        return joint, []
+
+    monkeypatch.setattr(backend_module, "fused", slow)
+    backend = Backend(budget="1GiB", fuse=True)
+    trained(backend)
+    taken = backend.report().capture_seconds
+    assert taken is not None
+    assert taken >= 1
 
 
 def test_what_cannot_be_compiled_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:

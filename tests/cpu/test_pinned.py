@@ -16,7 +16,15 @@ import torch
 
 from outcore.errors import CaptureError, HostMemoryError, OptionValueError
 from outcore.execute import open_driver, torch_allocator
-from outcore.execute.pinned import parse_processors, pinned, processors_near, shrink, touch
+from outcore.execute import pinned as pinned_module
+from outcore.execute.pinned import (
+    near,
+    parse_processors,
+    pinned,
+    processors_near,
+    shrink,
+    touch,
+)
 
 GPU = torch.device("cuda", 0)
 
@@ -273,3 +281,19 @@ def test_torchs_own_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_link_of_a_gpu_cannot_be_slowed_down(tmp_path: Path) -> None:
     with pytest.raises(OptionValueError, match="cannot be slowed down"):
         open_driver(GPU, tmp_path, 1e9)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no threads")
+@pytest.mark.parametrize("here", [True, False])
+def test_memory_is_touched_on_processors_of_this_process(
+    here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher may have bound it to some of those near the GPU, or to others."""
+    mine = os.sched_getaffinity(0)
+    one = min(mine)
+    others = {max(mine) + 1000}
+    found = others | {one} if here else others
+    monkeypatch.setattr(pinned_module, "processors_near", lambda _: found)
+    with near(GPU):
+        assert os.sched_getaffinity(0) == ({one} if here else mine)
+    assert os.sched_getaffinity(0) == mine

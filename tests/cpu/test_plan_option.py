@@ -339,3 +339,12 @@ class TestOverrides:
         kept = load_plans(saved).plans[0].plan().by_gap.keys() - planned.plan.by_gap.keys()
         names = {planned.problem.trace.buffers[gap.buffer].name for gap in kept}
         assert names == {"relu_3"}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_plan_that_offloads_where_nothing_may_go(saved: Path, strict: bool) -> None:
+    with pytest.raises(
+        OptionValueError, match="nothing may be used here: raise disk_budget"
+    ) as got:
+        small_planned(STEPS, budget=TIGHT, plan=saved, disk_budget=0, strict=strict)
+    assert str(saved) in str(got.value)

@@ -17,7 +17,7 @@ from outcore.ir.profile import Cost, Profile, Source
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
-from outcore.planfile import check_saved_fits
+from outcore.planfile import check_saved
 from outcore.policies import floor_plan, overflow, resolve, staging_needed, with_roomy_host
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, dense_plan, dense_problem
@@ -80,7 +80,7 @@ def test_a_disk_does_not_replace_a_host_without_budget(spec: str) -> None:
         policy.plan(problem)
     plan = floor_plan(problem)
     assert not away(plan)
-    check_saved_fits(problem, plan)
+    check_saved(problem, plan)
     alone = replace(problem.hardware, capacity_bytes=((DEVICE, 1 << 20), (DISK, 1 << 20)))
     plan = policy.plan(replace(problem, hardware=alone))
     assert set(away(plan).values()) == {DISK}

@@ -1,6 +1,8 @@
 """The public names of outcore: all exist, and only those that run torch import it."""
 
+import copy
 import importlib
+import pickle
 import subprocess
 import sys
 
@@ -40,6 +42,12 @@ def test_a_module_does_not_replace_the_function_of_its_name():
     importlib.import_module("outcore.lower.sync")
     assert outcore.lower is sys.modules["outcore.lower"].lower
     assert outcore.simulate is sys.modules["outcore.simulate"].simulate
+
+
+def test_the_package_is_pickled_and_copied_by_name():
+    """As cloudpickle does with modules that a function refers to."""
+    assert pickle.loads(pickle.dumps(outcore)) is outcore
+    assert copy.deepcopy(outcore) is outcore
 
 
 def test_from_problem_to_timeline():

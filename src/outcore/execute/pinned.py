@@ -194,18 +194,15 @@ def _runtime() -> Any:
 def near(device: torch.device) -> Iterator[None]:
     """Run this thread on the processors near `device`: memory is placed where it is first touched.
 
-    Does nothing if the system does not say which processors those are, or has only one node.
+    Does nothing if the system does not say which processors those are, if it has only one node, or
+    if this thread may use none of them.
     """
-    processors = processors_near(device)
+    before = os.sched_getaffinity(0)
+    processors = processors_near(device) & before
     if not processors:
         yield
         return
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, processors)
-    except OSError:  # this process may not use all of them
-        yield
-        return
+    os.sched_setaffinity(0, processors)
     try:
         yield
     finally:

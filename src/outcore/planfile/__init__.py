@@ -6,7 +6,7 @@ one line, with its reason. Overrides are in a separate file, and hold for any pl
 
 from __future__ import annotations
 
-from outcore.planfile.check import check_plan, check_saved_fits, find, find_all
+from outcore.planfile.check import check_plan, check_saved, find, find_all
 from outcore.planfile.diff import Change, PlanDiff, diff_files
 from outcore.planfile.make import make_file, saved_plan
 from outcore.planfile.nouns import Action, PlanFile, Rule, SavedPlan, Storage, Versions
@@ -26,7 +26,7 @@ __all__ = [
     "Versions",
     "check_plan",
     "check_rules",
-    "check_saved_fits",
+    "check_saved",
     "diff_files",
     "file_text",
     "find",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outcore.errors import DigestError, InfeasibleError
+from outcore.errors import DigestError, InfeasibleError, OptionValueError
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Plan
+from outcore.ir.plan import Offload, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.lower import lower
@@ -37,8 +37,8 @@ def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name
     name of its file, for messages.
 
     Raises DigestError if it was made for another trace, or, with `strict`, for other hardware or
-    another profile; VerifyError if it is not a plan for the problem; InfeasibleError, with the
-    smallest budget that works, if it does not fit.
+    another profile. Raises as `check_saved` does; InfeasibleError names the smallest budget that
+    works.
     """
     digests = saved.digests
     named = [("trace", digests.trace, digest(problem.trace))]
@@ -49,16 +49,26 @@ def check_plan(saved: SavedPlan, problem: Problem, *, strict: bool = False, name
         if made_for != expected:
             raise DigestError(noun="plan", made_for=made_for, expected=expected, of=of, file=name)
     plan = replace(saved.plan(), problem_digest=digest(problem))
-    lower(problem, plan)  # verified, pass by pass
-    check_saved_fits(problem, plan, name)
+    check_saved(problem, plan, name)
     return plan
 
 
-def check_saved_fits(problem: Problem, plan: Plan, name: str = "") -> None:
-    """Raise InfeasibleError if `plan` needs more of a tier than the problem has.
+def check_saved(problem: Problem, plan: Plan, name: str = "") -> None:
+    """Verify and lower `plan`, from the file `name`, and check that it fits.
 
     What goes to a disk because the host is full needs some host memory on its way (`overflow`).
+
+    Raises OptionValueError if it offloads to a tier that the machine does not have; VerifyError if
+    it is not a plan for the problem; InfeasibleError if it needs more of a tier than there is.
     """
+    used = {choice.tier for _, choice in plan.choices if isinstance(choice, Offload)}
+    for tier in (tier for tier in Tier if tier in used and not problem.hardware.capacity(tier)):
+        reason = (
+            f"its plan offloads to the {tier.value}, of which nothing may be used here: raise "
+            f"{tier.value}_budget, or plan anew without the file"
+        )
+        raise OptionValueError(option="plan", value=name, reason=reason)
+    lower(problem, plan)  # verifies the plan, pass by pass
     over = excess_bytes(problem, lower(problem, plan, fast=True))
     if problem.hardware.capacity(Tier.HOST):
         over[Tier.HOST] += staging_needed(problem.trace, plan)

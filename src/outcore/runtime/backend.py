@@ -7,10 +7,11 @@ planned becomes a PlannedGraph, and its halves call the graph's Runner.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Unpack
@@ -258,11 +259,10 @@ class Backend:
         if is_within(joint_inputs):
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         static = list(static_lifetime_input_indices or ())
-        if self.options.fuse:
-            joint, reasons = fused(joint, num_fwd_outputs)
-            self._note_unfused(reasons)
         try:
-            conductor, sparse = self._conductor(joint, num_fwd_outputs, static)
+            with self._capturing():
+                joint = self._fused(joint, num_fwd_outputs)
+                conductor, sparse = self._conductor(joint, num_fwd_outputs, static)
         except CaptureError as error:
             self._refuse(error)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
@@ -299,18 +299,31 @@ class Backend:
         saved = tuple(map(symbolic.given.index, outside.saved_inputs))
 
         def make(args: Sequence[Any]) -> Runner:
-            start = time.perf_counter()
-            made = symbolic.at(args)
-            self.capture_seconds += time.perf_counter() - start
-            if self.options.fuse:
-                made, reasons = fused(made, outputs)
-                self._note_unfused(reasons)
-            conductor, sparse = self._conductor(made, outputs, symbolic.static_inputs)
+            with self._capturing():
+                made = self._fused(symbolic.at(args), outputs)
+                conductor, sparse = self._conductor(made, outputs, symbolic.static_inputs)
             return Runner(conductor, saved, sparse)
 
         by_size = BySize(symbolic, len(saved), make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
         return outside.forward, outside.backward
+
+    @contextlib.contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """In this context, time counts as `capture_seconds`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.capture_seconds += time.perf_counter() - start
+
+    def _fused(self, joint: GraphModule, outputs: int) -> GraphModule:
+        """`joint` with fused kernels, if the user requested them."""
+        if not self.options.fuse:
+            return joint
+        joint, reasons = fused(joint, outputs)
+        self._note_unfused(reasons)
+        return joint
 
     def _conductor(
         self, joint: GraphModule, outputs: int, static: list[int]
@@ -321,7 +334,6 @@ class Backend:
 
         Raises CaptureError if it cannot be planned.
         """
-        start = time.perf_counter()
         prepare(joint, outputs, self._large_inputs)
         dense, sparse = densely(joint, outputs)
         captured = capture(without_tokens(dense), outputs, static)
@@ -340,7 +352,6 @@ class Backend:
         engine.add(graph, compiled=self._compiled_anew or self.options.fuse)
         self._compiled_anew = False
         self._note_capture(engine.steps.number)
-        self.capture_seconds += time.perf_counter() - start
         return Conductor(engine, graph), sparse
 
     def _note(self, text: str) -> None:

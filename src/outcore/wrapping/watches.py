@@ -9,7 +9,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 MOST_WATCHED = 64
-"""Parameters of a model that a `GradientWatch` watches."""
+"""The most parameters of a model that a `GradientWatch` watches."""
 
 
 class GradientWatch:
@@ -25,7 +25,7 @@ class GradientWatch:
         trained = [p for p in model.parameters() if p.requires_grad and type(p) is nn.Parameter]
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]  # torch leaves it so
-            for p in trained[:: 1 + len(trained) // MOST_WATCHED]
+            for p in trained[:: max(1, -(-len(trained) // MOST_WATCHED))]
         ]
 
     def _note(self, parameter: Tensor) -> None:

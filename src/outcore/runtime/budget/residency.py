@@ -21,6 +21,7 @@ from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.step.call_tensors import CallTensors, call_tensors
 from outcore.runtime.step.pause import Pause, Storages, storages_of
 from outcore.runtime.step.store import Store
+from outcore.signals_held import signals_held
 
 
 class Residency:
@@ -69,7 +70,8 @@ class Residency:
         known = self._collected_in == self._registry.steps.number and not self._littered
         if known and not again:
             return False
-        gc.collect()
+        with signals_held():  # garbage of compilers has callbacks
+            gc.collect()
         self._collected_in, self._littered = self._registry.steps.number, False
         return True
 

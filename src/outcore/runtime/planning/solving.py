@@ -166,8 +166,8 @@ class Solver:
 
         `in_haste`: the policy uses a small part of its time, if it can.
 
-        Raises InfeasibleError if the policy has no plan, or the file's does not fit; DigestError or
-        VerifyError if the file's is for another graph or machine.
+        Raises InfeasibleError if the policy has no plan, or the file's does not fit; DigestError,
+        OptionValueError or VerifyError if the file's is for another graph or machine.
         """
         in_core = self.kept(problem)
         in_core_timeline = simulate(problem, in_core)

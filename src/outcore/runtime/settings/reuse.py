@@ -20,13 +20,12 @@ from outcore.ir.plan import Choice, Gap, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
-from outcore.lower import lower
 from outcore.planfile import (
     PlanFile,
     Rule,
     SavedPlan,
     Versions,
-    check_saved_fits,
+    check_saved,
     find,
     load_overrides,
     load_plans,
@@ -135,13 +134,12 @@ def read_given(
 def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path: str) -> Plan:
     """The saved plan for `problem`, with the choices in `fixed`.
 
-    Raises VerifyError if it is not a plan for the problem, InfeasibleError if it does not fit.
+    Raises as `check_saved` does.
     """
     made = saved.plan()
     digests = digest(problem), digest(problem.trace)
     plan = make_plan(with_fixed(made, fixed), made.policy, *digests, made.by_op)
-    lower(problem, plan)  # verifies the plan, pass by pass
-    check_saved_fits(problem, plan, path)
+    check_saved(problem, plan, path)
     return plan
 
 
