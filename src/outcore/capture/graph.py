@@ -76,11 +76,11 @@ class Captured:
     """Positions of inputs that are read as the conjugate or the negative of what is in memory."""
     device: torch.device
     """The one device that all tensors are on."""
+    joint: Joint
+    """The source graph, for capturing it again."""
     within: Mapping[int, int] = field(default_factory=dict)
     """Ops that run graphs inside themselves -> bytes that those graphs hold at least, in addition
     to the op's results."""
-    joint: Joint | None = None
-    """The source graph, for capturing it again; None once nothing will be corrected any more."""
 
 
 def capture(
@@ -196,7 +196,7 @@ class _Capture:
         values = [self.values[v] for v in trace.inputs]
         turned = tuple(i for i, value in enumerate(values) if value.conj or value.neg)
         held = tuple(self.constants)
-        return Captured(trace, held, overwritten, turned, device, within, source)
+        return Captured(trace, held, overwritten, turned, device, source, within)
 
     def _near(self, donation: Donation) -> bool:
         """Whether the donated memory is device memory; a host scalar's memory is not."""

@@ -39,8 +39,6 @@ def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, 
     be described, and as `capture`.
     """
     joint = captured.joint
-    if joint is None:
-        raise CaptureError(reason="its graph was freed")
     try:
         _describe(joint, _changed(joint, joint.nodes[op], real))
     except Exception as error:  # ops may raise anything under fake tensors

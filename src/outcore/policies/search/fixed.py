@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
-from operator import itemgetter
 
 from outcore.errors import InfeasibleError
 from outcore.evaluate import Evaluation, Evaluator
@@ -17,13 +17,10 @@ from outcore.policies.floor import leanest, plan_floor
 from outcore.policies.search.anneal import Annealing
 from outcore.policies.search.brief import begin
 from outcore.policies.search.judge import judge
-from outcore.policies.search.just_in_time import just_in_time
-from outcore.policies.search.lazy_release import lazy_release
 from outcore.policies.search.search import Search
 from outcore.policies.search.space import Kinds, Space, kind_of, make_space
 from outcore.policies.search.starts import find_starts
 from outcore.policies.settle import settle
-from outcore.spec import spec_text
 
 ROUNDING = 1e-9
 """The same sum, added up in another order, may differ by this fraction."""
@@ -50,16 +47,9 @@ def search_fixed(problem: Problem, search: Search, fixed: Mapping[Gap, Choice]) 
     if not problem.profile.alternatives and _costs_nothing(judge(evaluator, kept), problem):
         return settle(problem, kept.by_gap, search)
     plans = _starts(problem, search, fixed, deadline)
-    annealing = _begin(evaluator, search, fixed, plans, search.min_bytes)
-    if not annealing.found:  # nothing fits while small buffers are kept
-        annealing = _begin(evaluator, search, fixed, plans, 1)
-    effort = search.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
-    kinds = annealing.run(effort)
-    judged = ((judge(evaluator, plan).seconds, plan) for plan in plans)
-    seconds, best = min(judged, key=itemgetter(0))
-    if annealing.best.seconds < seconds:
-        best = evaluator.plan(kinds, spec_text(search))
-    return lazy_release(evaluator, just_in_time(evaluator, best))
+    return search.fastest(
+        evaluator, plans, partial(_begin, evaluator, search, fixed, plans), deadline
+    )
 
 
 def _costs_nothing(found: Evaluation, problem: Problem) -> bool:

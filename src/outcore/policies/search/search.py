@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from operator import itemgetter
 from typing import ClassVar
@@ -109,11 +110,24 @@ class Search:
         plans = (*starts.plans, *self._that_fit(problem, known))
         if not plans:
             raise replace(least(starts.refusals), policy=spec_text(self))
-        annealing = self._begin(evaluator, plans, self.min_bytes)
+        return self.fastest(evaluator, plans, partial(self._begin, evaluator, plans), deadline)
+
+    def fastest(
+        self,
+        evaluator: Evaluator,
+        plans: Sequence[Plan],
+        start: Callable[[int], Annealing],
+        deadline: float,
+    ) -> Plan:
+        """The fastest of `plans` and of what annealing finds; copies are as late as they may be.
+
+        `start`: starts the annealing from them, given the least bytes of what it decides on.
+        """
+        annealing = start(self.min_bytes)
         if not annealing.found:  # nothing fits while small buffers are kept
-            annealing = self._begin(evaluator, plans, 1)
-        effort = self.effort_for(len(problem.trace.ops), deadline, compiled=evaluator.compiled)
-        kinds = annealing.run(effort)
+            annealing = start(1)
+        ops = len(evaluator.problem.trace.ops)
+        kinds = annealing.run(self.effort_for(ops, deadline, compiled=evaluator.compiled))
         judged = ((judge(evaluator, plan).seconds, plan) for plan in plans)
         seconds, best = min(judged, key=itemgetter(0))
         if annealing.best.seconds <= seconds:

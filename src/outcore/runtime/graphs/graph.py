@@ -159,7 +159,6 @@ class PlannedGraph:
         self._tell(self)
         self.unfollow()
         self.unprofile()
-        self.captured = replace(self.captured, joint=None)
         self.execution = PlannedExecution(planned, executable)
         return self.execution
 
@@ -189,7 +188,6 @@ class PlannedGraph:
         self.unprofile()
         self.retired = True
         self._tell(self)
-        self.captured = replace(self.captured, joint=None)
 
     def give_up(self, error: CaptureError) -> None:
         """Run in-core from now on. Warns, or with `strict` raises `error`."""
