@@ -18,9 +18,9 @@ from outcore.errors import InfeasibleError, StepError
 from outcore.execute.arena import LEAST_BYTES, Arena, own_arena
 from outcore.execute.link import FORKED
 from outcore.ir.margin import margin_bytes, slack_bytes
-from outcore.runtime.budget.growth import CALLS_UNCOUNTED, MOST_COLLECTIONS, Growth
+from outcore.runtime.budget.growth import CALLS_UNCOUNTED, Growth
 from outcore.runtime.budget.plans import Plans
-from outcore.runtime.budget.residency import Residency
+from outcore.runtime.budget.residency import MOST_COLLECTIONS, Residency
 from outcore.runtime.graphs.external import ExternalMemory
 from outcore.runtime.graphs.history import CallsAtOnce
 from outcore.runtime.graphs.status import GraphStatus, GrowthRecord, Refusals

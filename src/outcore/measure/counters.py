@@ -95,19 +95,22 @@ class CounterMeter:
         self.running = True
         return True
 
-    def mark(self) -> None:
-        """Note the peak since the last mark, and the current level."""
-        with self._lock:
-            if self.running:
-                self._take()
+    def mark(self) -> int:
+        """Note the peak since the last mark, and the current level.
 
-    def _take(self) -> None:
+        Returns the time, in ns of the wall clock; no earlier than that of the last mark.
+        """
+        with self._lock:
+            return self._take() if self.running else time.time_ns()
+
+    def _take(self) -> int:
         level, most = self.counters.read()
         self.counters.reset()
         now = max([time.time_ns(), *self._times[-1:]])  # the wall clock may be set back
         self._times += (now, now)
         self._changes += (most - self._level, level - most)
         self._level = level
+        return now
 
     def sees(self) -> bool:
         """Whether the meter runs: counters see every thread."""

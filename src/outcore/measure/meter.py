@@ -29,8 +29,8 @@ class Meter(Protocol):
         """Begin; return False if that is impossible now."""
         ...
 
-    def mark(self) -> None:
-        """Note that someone will ask the reading about the time right after this."""
+    def mark(self) -> int:
+        """The time, in ns of the wall clock, that someone will ask the reading about."""
         ...
 
     def sees(self) -> bool:

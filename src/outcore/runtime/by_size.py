@@ -20,6 +20,9 @@ KEPT_OPS: Final = 100_000
 """More graphs are kept while they have no more ops than this together. Then the one used longest
 ago is dropped, unless it has an outstanding call. An op takes some 9 KiB of the host's memory."""
 
+LENT_LATELY: Final = 64
+"""A graph whose plan was lent to other sizes is kept for so many steps."""
+
 
 class BySize:
     """A Runner for each combination of sizes of a symbolic graph, made when it is first called.
@@ -109,5 +112,5 @@ def _is_needed(runner: Runner | None) -> bool:
     if runner is None:
         return False
     registry, graph = runner.engine.registry, runner.graph
-    lately = graph.lent_in >= 0 and registry.steps.number - graph.lent_in <= KEPT_GRAPHS
+    lately = graph.lent_in >= 0 and registry.steps.number - graph.lent_in <= LENT_LATELY
     return lately or bool(registry.waiting(graph))

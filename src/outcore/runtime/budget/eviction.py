@@ -30,7 +30,7 @@ from outcore.ir.program import Program
 from outcore.runtime.budget.placing import call
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
-from outcore.runtime.budget.residency import Residency
+from outcore.runtime.budget.residency import MOST_COLLECTIONS, Residency
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
@@ -44,9 +44,6 @@ NOTE = (
     "{moved} of what those hold were moved to the {tiers} until they came back, which takes time"
 )
 LEANER = "{times} a call with too little room beside others ran a slower program than its plan"
-
-MOST_COLLECTIONS = 8
-"""Steps in which garbage is collected before something is moved, as in `Growth`."""
 
 
 class Eviction:

@@ -16,17 +16,13 @@ from outcore.errors import OutcoreError, StepError
 from outcore.ir.margin import margin_bytes, slack_bytes
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
-from outcore.runtime.budget.residency import Residency
+from outcore.runtime.budget.residency import MOST_COLLECTIONS, Residency
 from outcore.runtime.budget.steps import Steps
 from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.settings.options import Settings
 from outcore.units import format_bytes
-
-MOST_COLLECTIONS = 8
-"""Steps in which garbage is collected before it is counted as held. A program that leaves much
-garbage in each step would otherwise wait for the collector in each."""
 
 CALLS_UNCOUNTED = 16
 """Calls after which live tensors are counted whatever the allocator reports, if tensors may hold

@@ -14,13 +14,11 @@ from outcore.measure import open_meter
 from outcore.runtime.budget.observer import Observer
 from outcore.runtime.budget.registry import IDLE_STEPS, Registry
 from outcore.runtime.budget.residency import Residency
+from outcore.runtime.budget.steps import LONGEST_STEP
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.obstacle import Obstacle
 from outcore.runtime.step.metered_step import MeteredStep, in_backward, metered_elsewhere
 from outcore.runtime.step.visit import Interlude
-
-LONGEST_STEP = 1024
-"""Forward calls after which a metered step is ended: a call that never comes back keeps it open."""
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for the peak of one graph: another graph in them may never be planned."""
@@ -151,9 +149,7 @@ class Metering:
 
     def mark(self) -> int:
         """The time, in ns of the wall clock. The meter can be read for this time later."""
-        if self.running is not None:
-            self.running.meter.mark()
-        return time.time_ns()
+        return time.time_ns() if self.running is None else self.running.meter.mark()
 
     def enter(self) -> int:
         """The time as a call begins or comes back. Notes the interlude if calls are outstanding."""

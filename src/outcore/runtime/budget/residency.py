@@ -23,6 +23,10 @@ from outcore.runtime.step.pause import Pause, Storages, storages_of
 from outcore.runtime.step.store import Store
 from outcore.signals_held import signals_held
 
+MOST_COLLECTIONS = 8
+"""Steps in which garbage is collected before it counts as held, or something is moved for it. A
+program that leaves much garbage in each step would otherwise wait for the collector in each."""
+
 
 class Residency:
     """Counts memory on a device, and collects garbage that would count as held."""

@@ -26,7 +26,7 @@ from outcore.runtime.graphs.planned import Planned
 if TYPE_CHECKING:  # a graph knows its recorder
     from outcore.runtime.graphs.graph import PlannedGraph
 
-LATEST_COPIES = 65536
+RECORDED_COPIES = 65536
 """Copies that are remembered at most: a step may take long to end."""
 
 LONGEST_RECORDING = 64
@@ -59,7 +59,7 @@ class Recorder:
     _open: list[ref[Recording]] = field(default_factory=list)
     """Recordings under way, held by their graphs."""
     _done: list[tuple[ref[PlannedGraph], Recording]] = field(default_factory=list)
-    _copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=LATEST_COPIES))
+    _copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=RECORDED_COPIES))
     _zero: tuple[Moment, float] | None = None
     """One moment by the driver's clock, and by the clock of its copies. None: copies are not
     reported."""

@@ -22,7 +22,7 @@ TRIAL_STEPS = 3
 LONGEST_TRIAL = 256
 """Steps after which a trial is ended: its graph may not run any more."""
 
-LATEST_COPIES = 4096
+TRIAL_COPIES = 4096
 """Copies that are remembered at most: a trial may take long to end."""
 
 
@@ -37,7 +37,7 @@ class Trial:
     stopwatch: Stopwatch
     began: int
     """Number of the engine's step in which the trial began."""
-    copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=LATEST_COPIES))
+    copies: deque[CopySpan] = field(default_factory=lambda: deque(maxlen=TRIAL_COPIES))
     """Copies of the driver since then, those of other graphs too: they use the same links."""
     steps: int = 0
 
