@@ -2,7 +2,8 @@
 
 There are three serial resources (compute, copies out, copies back), each in issue order. An
 instruction starts when its stream is free and everything it waits for (`after` and `pace`) is done.
-Allocs and frees need no time; memory is static (`ir/memory.py`).
+Allocs and frees need no time; memory is static (`ir/memory.py`). A copy takes as long whatever the
+other streams do, also on a machine that is not `duplex`.
 """
 
 from __future__ import annotations
