@@ -70,18 +70,35 @@ def test_counters_tell_at_marks_what_events_tell(held: int, spans: list[list[int
 
 
 def test_a_clock_that_is_set_back_changes_no_order() -> None:
-    heap, times = Heap(0), iter([5, 3, 9])
+    heap, times, stamps = Heap(0), iter([5, 3, 9]), list[int]()
     meter = CounterMeter(heap)
     meter.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.time_ns", lambda: next(times))
         for change in (1, 2):
             heap.change(change, 0)
-            assert meter.mark() == 5
+            stamps.append(meter.mark())
         found = meter.stop()
     assert found is not None
-    assert found.times == (5, 5, 5, 5, 9, 9)
-    assert found.level_bytes(9) == 3
+    assert found.times == (5, 5, 7, 7, 9, 9)
+    assert stamps == [6, 8]
+    assert [found.level_bytes(stamp) for stamp in (*stamps, 9)] == [1, 3, 3]
+
+
+def test_what_is_between_two_marks_is_that_alone() -> None:
+    heap = Heap(0)
+    meter = CounterMeter(heap)
+    meter.start()
+    stamps = [meter.mark()]
+    for changes in ((1000, -900), (150, -150), (-60,), (500, -500)):
+        for change in changes:
+            heap.change(change, 0)
+        stamps.append(meter.mark())
+    found = meter.stop()
+    assert found is not None
+    steps = list(itertools.pairwise(stamps))
+    assert [found.peak_bytes(*step) for step in steps] == [1000, 250, 100, 540]
+    assert [found.workspace_bytes(*step) for step in steps] == [900, 150, 0, 500]
 
 
 @pytest.mark.parametrize("over", [True, False])

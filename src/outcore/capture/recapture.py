@@ -39,6 +39,8 @@ def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, 
     be described, and as `capture`.
     """
     joint = captured.joint
+    if len(joint.nodes) != len(captured.trace.ops):
+        raise CaptureError(reason="it took over a trace that was corrected for an earlier graph")
     try:
         _describe(joint, _changed(joint, joint.nodes[op], real))
     except Exception as error:  # ops may raise anything under fake tensors

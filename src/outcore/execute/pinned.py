@@ -197,12 +197,16 @@ def near(device: torch.device) -> Iterator[None]:
     Does nothing if the system does not say which processors those are, if it has only one node, or
     if this thread may use none of them.
     """
-    before = os.sched_getaffinity(0)
-    processors = processors_near(device) & before
-    if not processors:
+    processors = processors_near(device)
+    before = os.sched_getaffinity(0) if processors else set[int]()
+    if not processors & before:
         yield
         return
-    os.sched_setaffinity(0, processors)
+    try:
+        os.sched_setaffinity(0, processors & before)
+    except OSError:  # the process was moved to others, or may not choose
+        yield
+        return
     try:
         yield
     finally:

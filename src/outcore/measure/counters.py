@@ -98,15 +98,16 @@ class CounterMeter:
     def mark(self) -> int:
         """Note the peak since the last mark, and the current level.
 
-        Returns the time, in ns of the wall clock; no earlier than that of the last mark.
+        Returns a time, in ns of the wall clock, between those of this mark and of the next one.
         """
         with self._lock:
-            return self._take() if self.running else time.time_ns()
+            return self._take() + 1 if self.running else time.time_ns()
 
     def _take(self) -> int:
         level, most = self.counters.read()
         self.counters.reset()
-        now = max([time.time_ns(), *self._times[-1:]])  # the wall clock may be set back
+        latest = self._times[-1] if self._times else 0
+        now = max(time.time_ns(), latest + 2)  # the wall clock may be set back
         self._times += (now, now)
         self._changes += (most - self._level, level - most)
         self._level = level

@@ -30,7 +30,10 @@ class Meter(Protocol):
         ...
 
     def mark(self) -> int:
-        """The time, in ns of the wall clock, that someone will ask the reading about."""
+        """Note the time, in ns of the wall clock, that someone will ask the reading about.
+
+        Returns it; it is later than all that was noted so far.
+        """
         ...
 
     def sees(self) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outcore.errors import DigestError, InfeasibleError, OptionValueError
+from outcore.errors import DigestError, InfeasibleError
 from outcore.ir.hardware import Tier
-from outcore.ir.plan import Offload, Plan
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.lower import lower
@@ -58,18 +58,10 @@ def check_saved(problem: Problem, plan: Plan, name: str = "") -> None:
 
     What goes to a disk because the host is full needs some host memory on its way (`overflow`).
 
-    Raises OptionValueError if it offloads to a tier that the machine does not have; VerifyError if
-    it is not a plan for the problem; InfeasibleError if it needs more of a tier than there is.
+    Raises VerifyError if it is not a plan for the problem; InfeasibleError if it needs more of a
+    tier than there is.
     """
-    used = {choice.tier for _, choice in plan.choices if isinstance(choice, Offload)}
-    for tier in (tier for tier in Tier if tier in used and not problem.hardware.capacity(tier)):
-        reason = (
-            f"its plan offloads to the {tier.value}, of which nothing may be used here: raise "
-            f"{tier.value}_budget, or plan anew without the file"
-        )
-        raise OptionValueError(option="plan", value=name, reason=reason)
-    lower(problem, plan)  # verifies the plan, pass by pass
-    over = excess_bytes(problem, lower(problem, plan, fast=True))
+    over = excess_bytes(problem, lower(problem, plan))  # verified, pass by pass
     if problem.hardware.capacity(Tier.HOST):
         over[Tier.HOST] += staging_needed(problem.trace, plan)
     try:

@@ -81,8 +81,9 @@ class Plans:
         Such a graph is a recompile. Also note which overrides affect the graph.
         """
         key = graph.digest, graph.status.place
-        planned = self._remembered.pop(key, None)  # another thread may be planning
+        planned = self._remembered.get(key)
         if planned is not None:
+            self._remembered.pop(key, None)  # another thread may have dropped it
             self._remembered[key] = planned
             graph.adopt(planned)
         self.planner.solver.captured(graph)

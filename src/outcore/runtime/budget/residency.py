@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from outcore.execute import Driver
+from outcore.interrupts import keeping_interrupts
 from outcore.ir.trace import Ref
 from outcore.measure import Elsewhere, allocated_bytes, resident_bytes
 from outcore.runtime.budget.registry import Registry
@@ -21,7 +22,6 @@ from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.step.call_tensors import CallTensors, call_tensors
 from outcore.runtime.step.pause import Pause, Storages, storages_of
 from outcore.runtime.step.store import Store
-from outcore.signals_held import signals_held
 
 MOST_COLLECTIONS = 8
 """Steps in which garbage is collected before it counts as held, or something is moved for it. A
@@ -74,7 +74,7 @@ class Residency:
         known = self._collected_in == self._registry.steps.number and not self._littered
         if known and not again:
             return False
-        with signals_held():  # garbage of compilers has callbacks
+        with keeping_interrupts():  # garbage of compilers has callbacks
             gc.collect()
         self._collected_in, self._littered = self._registry.steps.number, False
         return True

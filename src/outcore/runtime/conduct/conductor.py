@@ -140,7 +140,9 @@ class Conductor:
         if elsewhere and profiling and executable in (profiling.checked, profiling.timed):
             reason = "its backward runs on another thread than its forward, and cannot be metered"
             graph.give_up(CaptureError(reason=reason))
-        elif metered is not None and not elsewhere and metered.sees(visit):
+        elif elsewhere and metered is not None:
+            return  # the meter saw forward only, and slowed it down
+        elif metered is not None and metered.sees(visit):
             metered.visits.append(visit)
             if profiling is not None and graph.times(executable):
                 profiling.timed_steps += 1  # another graph may be metered for many steps

@@ -67,7 +67,7 @@ class Recorder:
     @property
     def busy(self) -> bool:
         """Whether the driver reports copies here for a recording under way."""
-        return self._zero is not None and bool(self._live())
+        return self._zero is not None
 
     def ask(self) -> None:
         """Have each graph record its next planned step."""
@@ -111,7 +111,6 @@ class Recorder:
             layout=planned.layout,
         )
         if not self.busy:
-            self._stop()
             self.driver.record(self._copies.append)
             self._zero = clock.now(), time.perf_counter()
         recording = Recording(planned, executable, step, runs)

@@ -16,7 +16,8 @@ from importlib.metadata import version
 import torch
 
 from outcore.errors import DigestError, OptionValueError
-from outcore.ir.plan import Choice, Gap, Plan, make_plan
+from outcore.ir.hardware import Tier
+from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
@@ -134,11 +135,19 @@ def read_given(
 def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path: str) -> Plan:
     """The saved plan for `problem`, with the choices in `fixed`.
 
-    Raises as `check_saved` does.
+    Raises OptionValueError if it offloads to a tier of which nothing can be used; else as
+    `check_saved`.
     """
     made = saved.plan()
     digests = digest(problem), digest(problem.trace)
     plan = make_plan(with_fixed(made, fixed), made.policy, *digests, made.by_op)
+    used = {choice.tier for _, choice in plan.choices if isinstance(choice, Offload)}
+    for tier in (tier for tier in Tier if tier in used and not problem.hardware.capacity(tier)):
+        reason = (
+            f"it offloads to the {tier.value}, and none can be used here: if {tier.value}_budget "
+            "is 0, raise it; if not, plan anew without the file"
+        )
+        raise OptionValueError(option="plan", value=path, reason=reason)
     check_saved(problem, plan, path)
     return plan
 

@@ -1,0 +1,99 @@
+"""What signal handlers raise while garbage is collected is not lost."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+
+from outcore.interrupts import keeping_interrupts
+
+
+class Cycle:
+    """Garbage for the collector alone."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Late(Exception):  # noqa: N818 - it is no error
+    """Raised by a handler."""
+
+
+def raise_late(number: int, frame: FrameType | None) -> None:
+    raise Late
+
+
+@pytest.fixture
+def collecting() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Collects a cycle, and calls a function in the callback of a weak reference to it."""
+    before = signal.signal(signal.SIGUSR1, raise_late)
+    collects = gc.isenabled()
+    gc.disable()
+
+    def collect(then: Callable[[], None]) -> None:
+        garbage = Cycle()
+        kept = weakref.ref(garbage, lambda _: then())
+        del garbage
+        with keeping_interrupts():
+            gc.collect()
+        assert kept() is None
+
+    yield collect
+    signal.signal(signal.SIGUSR1, before)
+    if collects:
+        gc.enable()
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(
+    ("then", "kind"),
+    [(interrupt, Late), (lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt)],
+)
+def test_an_interrupt_is_raised_at_the_end(
+    collecting: Callable[[Callable[[], None]], None],
+    then: Callable[[], None],
+    kind: type[BaseException],
+) -> None:
+    hook = sys.unraisablehook
+    with pytest.raises(kind):
+        collecting(then)
+    assert sys.unraisablehook is hook
+
+
+def test_other_errors_go_where_they_went(
+    collecting: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: found.append(told.exc_type))
+    collecting(lambda: {}["missing"])
+    assert found == [KeyError]
+
+
+def test_an_error_within_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = sys.unraisablehook
+    with pytest.raises(ZeroDivisionError), keeping_interrupts():
+        raise ZeroDivisionError
+    assert sys.unraisablehook is hook
+
+
+def test_nothing_changes_on_other_threads() -> None:
+    hook, seen = sys.unraisablehook, []
+
+    def look() -> None:
+        with keeping_interrupts():
+            seen.append(sys.unraisablehook)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [hook]
