@@ -33,7 +33,8 @@ def raise_late(number: int, frame: FrameType | None) -> None:
 @pytest.fixture
 def collecting() -> Iterator[Callable[[Callable[[], None]], None]]:
     """Collects a cycle, and calls a function in the callback of a weak reference to it."""
-    before = signal.signal(signal.SIGUSR1, raise_late)
+    handlers = {signal.SIGUSR1: raise_late, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     collects = gc.isenabled()
     gc.disable()
 
@@ -46,7 +47,8 @@ def collecting() -> Iterator[Callable[[Callable[[], None]], None]]:
         assert kept() is None
 
     yield collect
-    signal.signal(signal.SIGUSR1, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     if collects:
         gc.enable()
 
