@@ -624,6 +624,21 @@ class TestThreads:
         assert same([planless[:-3]], [expected[:-3]])
         assert backend.report().state == "unplanned"
 
+    def test_a_plan_s_steps_are_timed_if_backward_runs_on_another_thread(self) -> None:
+        """So a drift of their times is seen. A meter, which sees forward alone, would slow them."""
+        call, backend = compiled(Small(), budget="1GiB")
+        for _ in range(2 * STEPS):
+            mean_square(call(batch(0))).backward()
+        assert backend.engine is not None
+        (graph,) = backend.engine.graphs
+        before = graph.status.times.steps
+        for _ in range(3):
+            loss = mean_square(call(batch(0)))
+            assert backend.engine.metering.running is None
+            run_in_threads(loss.backward)
+        assert backend.report().state == "in-core"
+        assert graph.status.times.steps == before + 3
+
     @pytest.mark.parametrize("when", ["at first", "again"])
     def test_draws_of_another_thread_are_an_error_where_dropout_runs_again(self, when: str) -> None:
         """The recomputed mask would differ, and gradients would be wrong."""

@@ -81,7 +81,7 @@ def test_other_errors_go_where_they_went(
     assert found == [KeyError]
 
 
-def test_an_error_within_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_within_is_raised() -> None:
     hook = sys.unraisablehook
     with pytest.raises(ZeroDivisionError), keeping_interrupts():
         raise ZeroDivisionError
