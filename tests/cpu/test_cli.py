@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outcore.cli.commands.doctor import host_links
-from outcore.cli.training import InCore, Step, Task, digest, train
+from outcore.cli.training import InCore, Iteration, Task, digest, train
 from outcore.execute.queued import QueuedDriver
 from outcore.networks import NETWORKS
 from outcore.policies import POLICIES
@@ -164,7 +164,7 @@ def test_the_digest_is_of_every_bit_of_every_gradient():
 def test_training_again_gives_the_same_numbers():
     spec = NETWORKS["two-heads"].small
     task = Task(spec, {}, 2, lambda: (spec.batch(2, seed) for seed in range(9)), 4, seed=3)
-    seen: list[Step] = []
+    seen: list[Iteration] = []
     runs = [train(task, InCore(), seen.append) for _ in range(2)]
     once, again = ([(s.loss, s.gradients) for s in run.steps] for run in runs)
     assert once == again

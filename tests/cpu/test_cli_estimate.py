@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outcore.preflight.advice import ON_CPU, advice_for
-from outcore.preflight.forecast import Forecast, Planned
+from outcore.preflight.forecast import Forecast, Prediction
 from outcore.preflight.words import one_line, rows, what_to_do
 from outcore.report import Counts
 from outcore.units import parse_size
@@ -370,7 +370,7 @@ def test_what_is_not_counted_is_said(outcore, script, estimated):
 )
 @pytest.mark.parametrize("policy", ["search", "pooch{early=true}"])
 def test_the_advised_budget_can_be_met(policy, budget, peak, smallest, line):
-    planned = peak and Planned(
+    planned = peak and Prediction(
         peak_bytes=peak,
         seconds=1.0,
         counts=Counts(),

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 from outcore.errors import CaptureError
 from outcore.measure import ran_out
 from outcore.preflight import out_of_memory
-from outcore.preflight.optimizers import Held, held_for
+from outcore.preflight.optimizers import OptimizerState, held_for
 from outcore.preflight.room import let_go
-from outcore.preflight.script import Looking
+from outcore.preflight.script import WatchThread
 from outcore.preflight.step import Step, _note, no_memory, traced
-from outcore.preflight.watch import Watch, again
+from outcore.preflight.watch import CallWatch, again
 
 OUTCORE = [sys.executable, "-c", "from outcore.cli import main; main()"]
 SCRIPTS = {
@@ -241,7 +241,7 @@ def after(model, x, monkeypatch, capsys):
     hook = inner.register_forward_hook(run_out)
     error = failed(lambda: model(x))
     hook.remove()
-    out_of_memory.tell(error, Watch())
+    out_of_memory.tell(error, CallWatch())
     assert error.__traceback__ is None, "its frames hold memory"
     return capsys.readouterr().err
 
@@ -260,9 +260,9 @@ def test_without_a_measured_machine_memory_alone_is_told(around, monkeypatch, ca
 
 
 def test_nothing_that_trains_is_one_line(capsys):
-    out_of_memory.tell(MemoryError(), Watch())
+    out_of_memory.tell(MemoryError(), CallWatch())
     assert capsys.readouterr().err == "\noutcore: no module was being trained\n"
-    out_of_memory.tell(ValueError(), Watch())
+    out_of_memory.tell(ValueError(), CallWatch())
     assert not capsys.readouterr().err
 
 
@@ -287,7 +287,7 @@ class Net(nn.Module):
 
 
 def test_the_outermost_module_that_is_trained_is_remembered():
-    watch, model, loss = Watch(), Net(), nn.MSELoss()
+    watch, model, loss = CallWatch(), Net(), nn.MSELoss()
     x, y = torch.ones(4, 8, requires_grad=True), torch.ones(4, 8).T.contiguous().T
     loss(model.watched(watch, x, 2, more={"y": y}), y).backward()
     assert watch.last.module() is model
@@ -302,7 +302,7 @@ def test_the_outermost_module_that_is_trained_is_remembered():
 
 
 def test_nothing_is_kept_alive():
-    watch, model, x = Watch(), Net(), torch.ones(4, 8)
+    watch, model, x = CallWatch(), Net(), torch.ones(4, 8)
     model.watched(watch, x, more={"y": x})
     assert watch.last.module() is model
     del model
@@ -328,7 +328,7 @@ def failed(call):
 
 
 def test_an_error_tells_by_the_frames_that_it_came_through():
-    watch, model = Watch(), Failing()
+    watch, model = CallWatch(), Failing()
     watch.look_back(failed(lambda: model(torch.ones(2, 8))).__traceback__)
     assert watch.last.module() is model
     assert again(watch.last.args)[0].shape == (2, 8)
@@ -349,7 +349,7 @@ def test_an_argument_that_is_gone_cannot_be_recreated():
         def forward(self, x, times=None, *, more=None):
             return self.inner(x)
 
-    watch, model, extra = Watch(), Odd(), Extra(torch.ones(2))
+    watch, model, extra = CallWatch(), Odd(), Extra(torch.ones(2))
     model.watched(watch, torch.ones(4, 8), extra)
     assert again(watch.last.args)[1] is extra
     del extra
@@ -367,7 +367,7 @@ def test_autocast_is_seen():
         def forward(self, x, look):
             return self.net.watched(look, self.first(x), more={"y": x})
 
-    watch, model, x = Watch(), Deep(), torch.ones(4, 8)
+    watch, model, x = CallWatch(), Deep(), torch.ones(4, 8)
     model(x, watch)
     assert watch.last.module() is model
     assert watch.half is None
@@ -377,7 +377,7 @@ def test_autocast_is_seen():
 
 
 def test_a_thread_looks_while_the_script_runs():
-    with Looking() as looking:
+    with WatchThread() as looking:
         model, x = Net(), torch.ones(4, 8)
         until = time.monotonic() + 20
         while (looking.watch is None or looking.watch.last is None) and time.monotonic() < until:
@@ -397,7 +397,7 @@ def test_who_looks_holds_nothing():
         time.sleep(0.02)  # long enough to be looked at
         return weakref.ref(thing)
 
-    with Looking() as looking:
+    with WatchThread() as looking:
         until = time.monotonic() + 20
         while looking.watch is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -484,9 +484,9 @@ def test_an_optimizer_of_others_that_is_not_counted_is_named(monkeypatch, capsys
 def test_an_optimizer_of_others_is_counted_once_it_has_stepped():
     model = layer()
     made = Own(model.parameters(), {})
-    assert held_for(model) == Held(("Own",), 0, ("Own",))
+    assert held_for(model) == OptimizerState(("Own",), 0, ("Own",))
     made.step()
-    assert held_for(model) == Held(("Own",), sum(p.nbytes for p in model.parameters()))
+    assert held_for(model) == OptimizerState(("Own",), sum(p.nbytes for p in model.parameters()))
 
 
 def test_a_kind_of_a_torch_optimizer_is_counted_as_that():
@@ -497,15 +497,15 @@ def test_a_kind_of_a_torch_optimizer_is_counted_as_that():
     model = layer()
     made = [Mine(model)]
     nbytes = sum(p.nbytes for p in model.parameters())
-    assert held_for(model) == Held(("Mine",), 2 * nbytes)
+    assert held_for(model) == OptimizerState(("Mine",), 2 * nbytes)
     around = torch.optim.Adam(model.parameters())
     vars(around)["optimizer"] = made[0]
-    assert held_for(model) == Held(("Mine",), 2 * nbytes)
+    assert held_for(model) == OptimizerState(("Mine",), 2 * nbytes)
 
 
 def test_an_optimizer_of_something_else_is_not_counted():
     other = torch.optim.Adam(layer().parameters())
-    assert held_for(layer()) == Held((), 0)
+    assert held_for(layer()) == OptimizerState((), 0)
     assert not other.state
 
 

@@ -460,9 +460,9 @@ def _without_attending(self: Any, *args: Any, move: Any) -> None:
 
 FAULTS: dict[str, tuple[object, str, object]] = {
     "a worker does not wait for the device": (
-        staged.Away,
+        staged.SpillCopy,
         "_move",
-        partialmethod(_without_attending, move=staged.Away._move),
+        partialmethod(_without_attending, move=staged.SpillCopy._move),
     ),
     "nothing comes before anything": (StagedLane, "learn", lambda *_: NOTHING),
     "queues do not wait for workers": (StagedLane, "settle", lambda *_: None),

@@ -9,10 +9,10 @@ from rich.console import Console
 from typer.main import get_command
 
 from outcore.cli import app
-from outcore.cli.comparison import Comparison, table, to_dict
+from outcore.cli.comparison import RunComparison, table, to_dict
 from outcore.cli.progress import progress
 from outcore.cli.screen import WIDE, screen
-from outcore.cli.training import METERING, STEADY, Run, Step
+from outcore.cli.training import METERING, STEADY, Iteration, TrainingRun
 from outcore.report import Counts, Report
 
 COMMANDS = (
@@ -116,8 +116,8 @@ def test_policies_need_no_torch():
 
 def a_run(title, peak_bytes, seconds, gradients="same"):
     phases = ("warm-up", STEADY, STEADY, METERING)
-    steps = (Step(p, 0.7 - i / 10, i * seconds, gradients) for i, p in enumerate(phases, 1))
-    return Run(title, tuple(steps), peak_bytes)
+    steps = (Iteration(p, 0.7 - i / 10, i * seconds, gradients) for i, p in enumerate(phases, 1))
+    return TrainingRun(title, tuple(steps), peak_bytes)
 
 
 def compared(**changes):
@@ -139,7 +139,7 @@ def compared(**changes):
         "in_core": a_run("in-core", 1000 << 20, 0.4),
         "budgeted": a_run("budgeted", 390 << 20, 0.5),
     }
-    return Comparison(**{"budget_bytes": 400 << 20, **runs, "report": report, **changes})
+    return RunComparison(**{"budget_bytes": 400 << 20, **runs, "report": report, **changes})
 
 
 def text(shown):
@@ -212,7 +212,7 @@ def test_figures_for_programs():
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(terminal, capsys):
-    step = Step("profiling", 0.5, 1.5, "")
+    step = Iteration("profiling", 0.5, 1.5, "")
     console = Console(force_terminal=terminal, width=100)
     with progress(console, "budgeted", 2) as watch:
         watch(step)

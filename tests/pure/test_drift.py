@@ -15,7 +15,7 @@ from outcore.runtime.graphs.drift import (
     WARM_UP_STEPS,
     WATCHED_STEPS,
     Drift,
-    Watch,
+    DriftWatch,
     as_measured,
 )
 from outcore.runtime.graphs.status import GraphStatus
@@ -66,20 +66,20 @@ def test_text():
 
 
 def test_a_watch_looks_once_warm_and_then_now_and_then():
-    watch = Watch()
+    watch = DriftWatch()
     due = [steps for steps in range(100) if watch.due(steps)]
     first = WARM_UP_STEPS + WATCHED_STEPS + 1
     assert due == list(range(first, 100, WATCHED_STEPS))
 
 
 def test_a_watch_asks_once_per_step():
-    watch = Watch()
+    watch = DriftWatch()
     steps = WARM_UP_STEPS + WATCHED_STEPS + 1
     assert [watch.due(steps) for _ in range(3)] == [True, False, False]
 
 
 def test_a_watch_that_looks_late_waits_as_long_again():
-    watch = Watch()
+    watch = DriftWatch()
     assert watch.due(1000)
     assert not watch.due(1000 + WATCHED_STEPS - 1)
     assert watch.due(1000 + WATCHED_STEPS)

@@ -15,19 +15,19 @@ from outcore.report.page.graphs import GRAPHS, MARKS, POINTS
 from outcore.report.page.marks import Row, rows
 from outcore.report.page.moved import explain_most, moved
 from outcore.report.page.view import MOVES, view_of
-from outcore.report.tracks import Kind, Pause, Slice, Track
+from outcore.report.tracks import Kind, Slice, StallSpan, Track
 from tests.pure.reports import long_problem, long_report, small_report, two_graphs
 from tests.pure.test_page import MEGABYTE, check
 
 
-def alternating(count: int) -> tuple[list[Slice], list[Pause]]:
+def alternating(count: int) -> tuple[list[Slice], list[StallSpan]]:
     """Alternating ops of 2 s and reruns of 1 s, each followed by a wait; causes take turns."""
     kinds, causes = cycle((Kind.BACKWARD, Kind.RERUN)), cycle(Cause)
     found, waits, now = [], [], 0.0
     for position, kind, cause in zip(range(count), kinds, causes, strict=False):
         stop = now + (2.0 if kind is Kind.BACKWARD else 1.0)
         found.append(Slice(Track.COMPUTE, kind, position, now, stop, "mm", "", op=position))
-        waits.append(Pause(position, cause, stop, stop + 0.5))
+        waits.append(StallSpan(position, cause, stop, stop + 0.5))
         now = stop + 0.5
     return found, waits
 

@@ -36,7 +36,7 @@ from outcore.policies.pooch.plan import choices_of, one_ahead, published
 from outcore.policies.pooch.pooch import Pooch
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.policies.settle import settle
-from outcore.policies.superneurons.cost_aware import Replay
+from outcore.policies.superneurons.cost_aware import Recomputation
 from outcore.policies.workspaces import Algorithms
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, small_problem
@@ -119,7 +119,7 @@ _VALUES = {
     "int": st.integers(1, 2**40),
     "bool": st.booleans(),
     "float": st.floats(1e-3, 1e3),
-    "Replay": st.sampled_from(Replay),
+    "Recomputation": st.sampled_from(Recomputation),
     "Algorithms": st.sampled_from(Algorithms),
 }
 _RANGES = {"sync": st.integers(0, 3)}

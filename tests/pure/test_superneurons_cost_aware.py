@@ -13,25 +13,25 @@ from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Copy, Run
 from outcore.ir.trace import Effect, Phase, Ref, Role
 from outcore.lower import lower
-from outcore.policies.superneurons.cost_aware import Replay, SuperNeuronsCostAware
+from outcore.policies.superneurons.cost_aware import Recomputation, SuperNeuronsCostAware
 from outcore.policies.superneurons.layers import fetch_points, layers_of
 from outcore.policies.superneurons.segments import Layer, bounded, segments
 from tests.pure.building import TraceBuilder, small_hardware
 from tests.pure.caffe_layers import MIB, Layers, alexnet, resnet
 
-STRATEGIES = (Replay.SPEED, Replay.MEMORY, Replay.COST_AWARE)
+STRATEGIES = (Recomputation.SPEED, Recomputation.MEMORY, Recomputation.COST_AWARE)
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
-def per_strategy(*expected: float) -> list[tuple[Replay, float]]:
+def per_strategy(*expected: float) -> list[tuple[Recomputation, float]]:
     return list(zip(STRATEGIES, expected, strict=True))
 
 
-def runtime(replay: Replay, *, cache: bool = True) -> SuperNeuronsCostAware:
+def runtime(replay: Recomputation, *, cache: bool = True) -> SuperNeuronsCostAware:
     return SuperNeuronsCostAware(min_bytes=1, replay=replay, cache=cache)
 
 
-def replays(network: Layers, replay: Replay) -> int:
+def replays(network: Layers, replay: Recomputation) -> int:
     problem = network.problem()
     body = lower(problem, runtime(replay).plan(problem)).body
     return sum(isinstance(step.action, Run) and step.action.again for step in body)
@@ -90,14 +90,14 @@ def test_table_1_alexnet_peaks(replay, mib, cache):
 
 
 def test_section_4_1_1_liveness():
-    found = peak_mib(alexnet(200).problem(), runtime(Replay.NONE))
+    found = peak_mib(alexnet(200).problem(), runtime(Recomputation.NONE))
     assert found == pytest.approx(1489.355, abs=1e-3)
 
 
 def test_section_4_1_1_offloading():
     """At POOL2's backward, as in the paper, and 0.1 MiB less."""
     problem = alexnet(200).problem()
-    policy = runtime(Replay.NONE, cache=False)
+    policy = runtime(Recomputation.NONE, cache=False)
     assert peak_mib(problem, policy) == pytest.approx(1132.155, rel=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_section_4_1_1_offloading():
     "has 2.56 GB and does not say what else moved (its intercept is that of the weights)",
 )
 def test_table_3_without_cache():
-    moved = moved_bytes(alexnet(256).problem(), runtime(Replay.COST_AWARE, cache=False))
+    moved = moved_bytes(alexnet(256).problem(), runtime(Recomputation.COST_AWARE, cache=False))
     assert moved / 2**30 == pytest.approx(2.56, rel=0.1)
 
 
@@ -117,15 +117,15 @@ def test_table_3_the_cache_moves_nothing_up_to_896_images_and_the_rest_moves_in_
     moved = []
     for batch in (256, 896):
         problem = alexnet(batch).problem(budget_bytes)
-        assert moved_bytes(problem, runtime(Replay.COST_AWARE)) == 0
-        moved.append(moved_bytes(problem, runtime(Replay.COST_AWARE, cache=False)))
+        assert moved_bytes(problem, runtime(Recomputation.COST_AWARE)) == 0
+        moved.append(moved_bytes(problem, runtime(Recomputation.COST_AWARE, cache=False)))
     assert moved[1] * 256 == moved[0] * 896
 
 
 def test_the_less_memory_the_more_the_cache_moves():
     budgets = (1500, 1400, 1200, 1000, 890)
     problems = [alexnet(200).problem(mib * MIB) for mib in budgets]
-    moved = [moved_bytes(problem, runtime(Replay.NONE)) for problem in problems]
+    moved = [moved_bytes(problem, runtime(Recomputation.NONE)) for problem in problems]
     assert moved == sorted(moved)
     assert moved[0] == 0 < moved[-1]
 
@@ -260,7 +260,7 @@ def test_the_pool_fetches_one_convolution_ahead():
     problem = towers()
     points = fetch_points(problem.trace)
     assert points == [6, 7, 8, 9, 10]  # the backward of the last one reads the images only
-    found = offloads(problem, runtime(Replay.COST_AWARE, cache=False).plan(problem))
+    found = offloads(problem, runtime(Recomputation.COST_AWARE, cache=False).plan(problem))
     assert {name: choice.prefetch for name, choice in found.items()} == {  # a4 is never idle
         "a3": 6,
         "a2": 7,
@@ -271,7 +271,7 @@ def test_the_pool_fetches_one_convolution_ahead():
 
 def test_the_cache_evicts_the_least_recently_used_where_memory_is_short():
     problem = towers()
-    roomy = runtime(Replay.COST_AWARE)
+    roomy = runtime(Recomputation.COST_AWARE)
     assert roomy.plan(problem).choices == ()
     most = peak(problem, lower(problem, roomy.plan(problem)), Tier.DEVICE).nbytes
     for short in (1, 2):
@@ -287,7 +287,7 @@ def test_the_cache_evicts_the_least_recently_used_where_memory_is_short():
 
 def test_the_cache_makes_room_for_the_pause_between_the_calls():
     problem = towers()
-    policy = runtime(Replay.COST_AWARE)
+    policy = runtime(Recomputation.COST_AWARE)
     paused = replace(problem, between_bytes=4096, budget_bytes=4096 + 2048 + 64)
     plan = policy.plan(paused)
     assert list(offloads(paused, plan)) == ["a0", "a1", "a2"]
@@ -315,7 +315,7 @@ def bypassed() -> Problem:
 
 
 def test_where_the_host_has_no_room_for_the_least_recently_used_what_crosses_is_evicted():
-    problem, policy = bypassed(), runtime(Replay.NONE)
+    problem, policy = bypassed(), runtime(Recomputation.NONE)
     assert "aside" in offloads(problem, policy.plan(problem))
     tight = replace(problem, host_budget_bytes=5 * 1024)
     plan = policy.plan(tight)
@@ -330,6 +330,8 @@ def test_where_the_host_has_no_room_for_the_least_recently_used_what_crosses_is_
 def test_without_an_outer_tier_the_replays_are_all_there_is():
     problem = alexnet(1).problem()
     hardware = replace(problem.hardware, capacity_bytes=((Tier.DEVICE, 1 << 50),), links=())
-    choices = runtime(Replay.COST_AWARE).plan(replace(problem, hardware=hardware)).by_gap.values()
+    choices = (
+        runtime(Recomputation.COST_AWARE).plan(replace(problem, hardware=hardware)).by_gap.values()
+    )
     assert choices
     assert all(isinstance(choice, Recompute) for choice in choices)

@@ -64,7 +64,7 @@ def test_a_limit_gives_up_just_what_is_over_it(problem, dice):
     assume(0 < whole.seconds < math.inf)
 
     def limited(limit: float) -> tuple[float, int, int] | None:
-        return evaluator.engine.run(kinds, release, prefetch, limit)
+        return evaluator.runner.run(kinds, release, prefetch, limit)
 
     figures = (whole.seconds, whole.peak_bytes, whole.outer_bytes) if whole.fits else None
     for limit in (whole.seconds, whole.seconds * 1.5, 1e9):
@@ -194,10 +194,10 @@ def test_tables_that_grow_on_the_way_change_nothing():
     """More and more ops run again: the walk continues at the step whose tables were too small."""
     problem = chain((64,) * 30)
     ample, short = Evaluator(problem), Evaluator(problem)
-    ample.engine.space = 64
-    ample.engine._grow()
-    short.engine.space = 1
-    short.engine._make_tables()
+    ample.runner.space = 64
+    ample.runner._grow()
+    short.runner.space = 1
+    short.runner._make_tables()
     found = []
     for evaluator in (ample, short):
         space = space_of(evaluator)
@@ -205,6 +205,6 @@ def test_tables_that_grow_on_the_way_change_nothing():
         walk = evaluator.walk(allowed, (), 5)
         walk.begin(np.full(len(space.gaps), KEEP, np.int8), math.inf)
         found.append(walk.go(3000, 1e9, 1e9))
-    assert short.engine.space > 1
+    assert short.runner.space > 1
     assert found[0][1] == found[1][1]
     assert (found[0][0] == found[1][0]).all()

@@ -20,7 +20,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import floor, resolve
-from outcore.policies.window.schedule import Away, schedule, window_ends
+from outcore.policies.window.schedule import Absence, schedule, window_ends
 from outcore.policies.window.sequence import VariableSequence, variable_sequence
 from outcore.policies.window.window import Window
 from outcore.simulate import simulate
@@ -98,7 +98,7 @@ def test_a_fetch_that_would_leave_a_later_function_no_memory_is_put_off():
 
 def test_a_use_at_the_next_function_still_leaves_where_its_memory_is_needed_between():
     """The window of function 1 ends before the next use of `a`, so `a` leaves until function 2."""
-    assert schedule(sequence("ab", "bc", "ac"), 2, 2) == (Away(0, 1, 2),)
+    assert schedule(sequence("ab", "bc", "ac"), 2, 2) == (Absence(0, 1, 2),)
 
 
 def test_a_function_that_does_not_fit_has_no_schedule():
@@ -121,13 +121,13 @@ class Published:
         self.stopper = [0] * len(seq.order)
         self.restarts = 0
 
-    def run(self) -> tuple[Away, ...] | None:
+    def run(self) -> tuple[Absence, ...] | None:
         while True:
             self.state = ["none"] * len(self.seq.nbytes)
             self.count = [0] * len(self.seq.nbytes)
             self.left: dict[int, int] = {}
             self.waited: dict[int, int] = {}
-            self.found: list[Away] = []
+            self.found: list[Absence] = []
             self.head = self.tail = self.inside = self.out = self.ahead = 0
             done = self.once()
             if done != "restart":
@@ -165,7 +165,7 @@ class Published:
                     assert self.state[v] == "waited"
                     while self.inside + self.out + b > room and self.tail < self.seq.starts[f]:
                         self.wait(f)
-                    self.found.append(Away(self.left[v], self.waited[v], f))
+                    self.found.append(Absence(self.left[v], self.waited[v], f))
                     self.state[v] = "in"
                     self.inside += b
             self.count[v] += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from outcore import __version__
-from outcore.cli.training import Run
+from outcore.cli.training import TrainingRun
 from outcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ UNKNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """An in-core run and a run inside a budget.
 
     If their gradients differ, `traced` is a third run by torch's `aot_eager` backend: it runs the
@@ -29,14 +29,14 @@ class Comparison:
     """
 
     budget_bytes: int
-    in_core: Run
-    budgeted: Run
+    in_core: TrainingRun
+    budgeted: TrainingRun
     report: Report
-    traced: Run | None = None
-    repeated: Run | None = None
+    traced: TrainingRun | None = None
+    repeated: TrainingRun | None = None
 
     @property
-    def reference(self) -> Run:
+    def reference(self) -> TrainingRun:
         """The run whose gradients the budgeted run should reproduce."""
         return self.traced or self.in_core
 
@@ -65,12 +65,12 @@ class Comparison:
         return self.inside and not self.differing
 
 
-def _unlike(run: Run, other: Run, first: int | None = None) -> int:
+def _unlike(run: TrainingRun, other: TrainingRun, first: int | None = None) -> int:
     pairs = zip(run.steps, other.steps, strict=True)
     return sum(a.gradients != b.gradients for a, b in islice(pairs, first))
 
 
-def table(compared: Comparison) -> Table:
+def table(compared: RunComparison) -> Table:
     """The predicted and measured figures of both runs."""
     in_core, budgeted, report = compared.in_core, compared.budgeted, compared.report
     shown = Table("", "in-core", "budgeted")
@@ -111,7 +111,7 @@ def table(compared: Comparison) -> Table:
     return shown
 
 
-def to_dict(compared: Comparison) -> dict[str, Any]:
+def to_dict(compared: RunComparison) -> dict[str, Any]:
     """All figures, including each iteration's, in bytes and seconds."""
     return {
         "versions": {"outcore": __version__, "torch": version("torch")},
@@ -126,11 +126,11 @@ def to_dict(compared: Comparison) -> dict[str, Any]:
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: TrainingRun) -> dict[str, Any]:
     return asdict(run) | {"seconds": run.seconds}
 
 
-def _verdict(compared: Comparison) -> str:
+def _verdict(compared: RunComparison) -> str:
     total = len(compared.budgeted.steps)
     same = total - compared.varying
     if compared.differing:

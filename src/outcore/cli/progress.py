@@ -9,12 +9,12 @@ from itertools import count
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from outcore.cli.training import Step
+from outcore.cli.training import Iteration
 from outcore.units import format_seconds
 
 
 @contextmanager
-def progress(console: Console, title: str, total: int) -> Iterator[Callable[[Step], None]]:
+def progress(console: Console, title: str, total: int) -> Iterator[Callable[[Iteration], None]]:
     """Yield a function that shows one iteration."""
     if not console.is_terminal:
         numbers = count(1)
@@ -34,5 +34,5 @@ def progress(console: Console, title: str, total: int) -> Iterator[Callable[[Ste
         yield lambda step: bar.update(task, advance=1, text=_text(step))
 
 
-def _text(step: Step) -> str:
+def _text(step: Iteration) -> str:
     return f"{step.phase}, loss {step.loss:.4f}, {format_seconds(step.seconds)}"

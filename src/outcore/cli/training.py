@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Iteration:
     """One iteration."""
 
     phase: str
@@ -63,11 +63,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """All iterations of one run, and the peak memory of the last one, everything counted."""
 
     title: str
-    steps: tuple[Step, ...]
+    steps: tuple[Iteration, ...]
     peak_bytes: int
 
     @property
@@ -132,7 +132,7 @@ class Budgeted:
         return "profiling" if waiting else STEADY
 
 
-def train(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
+def train(task: Task, mode: Mode, watch: Callable[[Iteration], None]) -> TrainingRun:
     """Train from the task's seed; call `watch` after each iteration. The last one is metered.
 
     On a GPU, torch uses deterministic kernels for the ops that have one.
@@ -163,7 +163,7 @@ def repeatable(device: str) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]  # as above
 
 
-def _trained(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
+def _trained(task: Task, mode: Mode, watch: Callable[[Iteration], None]) -> TrainingRun:
     import torch  # noqa: PLC0415 - see the top
 
     torch.compiler.reset()
@@ -172,7 +172,7 @@ def _trained(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
     model = task.spec.build(**task.options).to(task.device)
     called = mode.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
-    steps: list[Step] = []
+    steps: list[Iteration] = []
     peak_bytes = 0
     for iteration, batch in enumerate(islice(task.batches(), task.iterations), 1):
         optimizer.zero_grad()
@@ -182,10 +182,10 @@ def _trained(task: Task, mode: Mode, watch: Callable[[Step], None]) -> Run:
             phase, ((loss, seconds), peak_bytes) = METERING, _metered(step, task.device)
         else:
             loss, seconds = step()
-        steps.append(Step(phase, loss, seconds, digest(model)))
+        steps.append(Iteration(phase, loss, seconds, digest(model)))
         optimizer.step()
         watch(steps[-1])
-    return Run(mode.title, tuple(steps), peak_bytes)
+    return TrainingRun(mode.title, tuple(steps), peak_bytes)
 
 
 def _step(task: Task, called: Callable[..., Any], batch: Batch) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from outcore.estimate.arithmetic import flops_of
 from outcore.estimate.columns import columns_bytes
-from outcore.estimate.roofline import TF32, TYPICAL, Efficiency, Machine, roofline_seconds
+from outcore.estimate.roofline import TF32, TYPICAL, Efficiency, Roofline, roofline_seconds
 from outcore.estimate.shapes import Shapes
 from outcore.estimate.winograd import winograd
 from outcore.ir.hardware import Hardware
@@ -34,7 +34,7 @@ def estimate(
     Raises OptionValueError if `hardware` has no arithmetic rate for a dtype that is used, or no
     memory rate.
     """
-    shapes, machine = Shapes(trace), Machine(hardware, efficiency)
+    shapes, machine = Shapes(trace), Roofline(hardware, efficiency)
     seconds = tuple(roofline_seconds(op, shapes, machine) for op in trace.ops)
     others: list[tuple[int, tuple[Cost, ...]]] = []
     for op in trace.ops if variants else ():

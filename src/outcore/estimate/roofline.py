@@ -37,7 +37,7 @@ and how many more times its backward op does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Roofline:
     """A device, and the fraction of its peak rates that ops reach."""
 
     hardware: Hardware
@@ -71,8 +71,8 @@ class Machine:
         return rates[dtype] * _class_efficiency(op.target, self.efficiency)
 
 
-def roofline_seconds(op: Op, shapes: Shapes, machine: Machine) -> float:
-    """Seconds of `op`, with its launch. Raises OptionValueError as `Machine` does."""
+def roofline_seconds(op: Op, shapes: Shapes, machine: Roofline) -> float:
+    """Seconds of `op`, with its launch. Raises OptionValueError as `Roofline` does."""
     moved = _traffic(op, shapes) / machine.memory_rate()
     count = flops_of(op, shapes)
     computed = count / machine.compute_rate(op, shapes) if count else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from outcore.estimate.roofline import Machine
+from outcore.estimate.roofline import Roofline
 from outcore.estimate.shapes import Shapes, name_of
 from outcore.ir.profile import Cost
 from outcore.ir.trace import Arg, Op, Value
@@ -41,7 +41,7 @@ class _Pass:
     made: int
 
 
-def winograd(op: Op, shapes: Shapes, machine: Machine) -> Cost | None:
+def winograd(op: Op, shapes: Shapes, machine: Roofline) -> Cost | None:
     """The cost of `op` by this algorithm; None if it does not apply to the op.
 
     It applies to 2D convolutions in float32 and float16, with kernels of 3 x 3 or 5 x 5, stride and
@@ -57,7 +57,7 @@ def winograd(op: Op, shapes: Shapes, machine: Machine) -> Cost | None:
     return Cost(sum(cost.seconds for cost in costs), max(cost.workspace_bytes for cost in costs))
 
 
-def _cost(op: Op, one: _Pass, shapes: Shapes, machine: Machine) -> Cost:
+def _cost(op: Op, one: _Pass, shapes: Shapes, machine: Roofline) -> Cost:
     maps, channels = one.weight.shape[:2]
     place_bytes = TILE_SIDE**2 * ITEM_BYTES[one.weight.dtype]
     tiled = place_bytes * (one.tiles * channels + one.tiles * maps + maps * channels)

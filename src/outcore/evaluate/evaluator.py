@@ -51,7 +51,7 @@ class Evaluator:
 
     def __init__(self, problem: Problem) -> None:
         # Importing numba takes half a second, and only evaluations need it.
-        from outcore.evaluate.engine import Engine  # noqa: PLC0415 - see above
+        from outcore.evaluate.runner import KernelRunner  # noqa: PLC0415 - see above
 
         verify_problem(problem)
         live = liveness(problem.trace)
@@ -60,7 +60,7 @@ class Evaluator:
         self.gaps: tuple[Gap, ...] = tuple(sorted(every))
         defaults = [RECOMPUTE if gap.dead else KEEP for gap in self.gaps]
         self.default_kinds = np.array(defaults, np.int8)
-        self.engine = Engine(problem, live, self.gaps)
+        self.runner = KernelRunner(problem, live, self.gaps)
         self._known = frozenset(self.gaps)
         self.no_hints = np.full(len(self.gaps), NO_HINT, dtype=np.int64)
         self._budget = problem.limit_bytes(Tier.DEVICE)
@@ -69,7 +69,7 @@ class Evaluator:
     @property
     def compiled(self) -> bool:
         """Whether evaluations run as machine code, which needs numba."""
-        return self.engine.compiled
+        return self.runner.compiled
 
     def walk(
         self,
@@ -100,7 +100,7 @@ class Evaluator:
         decide. Hints of gaps that are not offloaded are ignored. Raises ValueError if an array does
         not have one entry per gap.
         """
-        found = self.engine.run(*self._arrays(kinds, release, prefetch), limit)
+        found = self.runner.run(*self._arrays(kinds, release, prefetch), limit)
         if found is None:
             return IMPOSSIBLE
         seconds, peak, extent = found

@@ -43,7 +43,7 @@ class Walk:
         if not allowed or min(map(len, allowed.values())) < 2:  # noqa: PLR2004 - as it says
             raise ValueError("a walk needs gaps that may be of two kinds or more")
         self.evaluator, self.allowed = evaluator, allowed
-        self._engine = evaluator.engine
+        self._runner = evaluator.runner
         self._space = native(_table(allowed, alike))
         self._random = np.random.default_rng(seed)
         kinds = evaluator.default_kinds.copy()
@@ -97,7 +97,7 @@ class Walk:
             self._state[k.HEAT] = hot * (cold / hot) ** progress
             self._state[k.COOLING] = (cold / hot) ** (ahead / length)
             draws = self._given(self._random.random(length * k.DRAWS))
-            self._engine.walk(self._space, self._kinds, self._best, self._hints, self._state, draws)
+            self._runner.walk(self._space, self._kinds, self._best, self._hints, self._state, draws)
             done, progress = done + length, progress + ahead
             if watch is not None:
                 watch(min(1.0, progress), float(self._state[k.LEAST]))
@@ -105,7 +105,7 @@ class Walk:
 
     def _given(self, array: NDArray[Any]) -> Any:
         """An array in the form that the kernel needs: a list if it is not compiled."""
-        return array if self._engine.compiled else array.tolist()
+        return array if self._runner.compiled else array.tolist()
 
 
 def _table(

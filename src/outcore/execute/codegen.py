@@ -48,7 +48,7 @@ NONE = Instruments()
 
 
 @dataclass(slots=True)
-class Source:
+class StepSource:
     """The generated text of both functions."""
 
     forward: str
@@ -66,7 +66,7 @@ def generate(
     program: Program,
     instruments: Instruments = NONE,
     layout: Layout | None = None,
-) -> Source:
+) -> StepSource:
     """Generate the source of `program`. Takes time linear in the number of instructions."""
     return _Writer(trace, program, instruments, layout).write()
 
@@ -99,7 +99,7 @@ class _Writer:
         self.waits = self._copy_waits()
         """Body position -> the copies that it waits for."""
 
-    def write(self) -> Source:
+    def write(self) -> StepSource:
         """Write both functions."""
         body, cut = self.program.body, self.program.boundary
         forward = [line for i in range(cut) for line in self._instruction(i, body[i])]
@@ -121,7 +121,7 @@ class _Writer:
             f"    return {gradients}",
         ]
         private = {f"s{slot.id}" for slot in private_slots(self.trace, self.program)}
-        return Source(
+        return StepSource(
             "\n".join([*forward, "", ""]),
             "\n".join([*backward, ""]),
             self.names,

@@ -41,7 +41,7 @@ HOLES_DIVISOR: Final = 50
 ResNet-50: that costs 2 % of the step's time; a limit without room for holes costs 8 %."""
 
 
-class Watch(Protocol):
+class LaneOwner(Protocol):
     """The part of a driver that a lane needs."""
 
     @property
@@ -61,7 +61,7 @@ class CpuLane(FileRoom):
 
     def __init__(
         self,
-        driver: Watch,
+        driver: LaneOwner,
         spill: Spill,
         regions: Mapping[int, Region],
         base: int,

@@ -51,7 +51,7 @@ _LOST_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Buffer:
+class StagingBuffer:
     """Host memory that one copy passes through."""
 
     memory: torch.Tensor
@@ -68,14 +68,14 @@ class Stages:
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
-        self._free: SimpleQueue[Buffer] = SimpleQueue()
+        self._free: SimpleQueue[StagingBuffer] = SimpleQueue()
         """Buffers that no copy uses, in the order in which they were given back."""
-        self._all: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._all: weakref.WeakSet[StagingBuffer] = weakref.WeakSet()
         """Every buffer that still exists."""
         for _ in range(_BUFFERS):
             self._free.put(self._new())
 
-    def take(self) -> Buffer:
+    def take(self) -> StagingBuffer:
         """Take the buffer that was given back first. Waits on the host until there is one."""
         while True:
             try:
@@ -89,26 +89,26 @@ class Stages:
             buffer.busy = None
         return buffer
 
-    def give(self, buffer: Buffer, busy: Event | None) -> None:
+    def give(self, buffer: StagingBuffer, busy: Event | None) -> None:
         """Give `buffer` back. Another copy may use it once `busy` is reached."""
         buffer.busy = busy
         self._free.put(buffer)
 
-    def _new(self) -> Buffer:
+    def _new(self) -> StagingBuffer:
         memory = self.device.host(self.nbytes + MEMORY_ALIGNMENT_BYTES)
         start = -memory.data_ptr() % MEMORY_ALIGNMENT_BYTES
-        buffer = Buffer(memory[start : start + self.nbytes])
+        buffer = StagingBuffer(memory[start : start + self.nbytes])
         self._all.add(buffer)
         return buffer
 
 
-class Away(CopyJob):
+class SpillCopy(CopyJob):
     """The second half of a copy out: from a buffer, once it is filled, to the disk."""
 
     __slots__ = ("arrived", "buffer", "stages")
 
     stages: Stages
-    buffer: Buffer
+    buffer: StagingBuffer
     arrived: Event
     """The event after which the buffer is filled."""
 
@@ -205,13 +205,13 @@ class StagedLane(FileRoom):
         """The buffers for the next copy in `direction`."""
         return self._disk.stages(self._largest)[direction]
 
-    def away(self, region: int, handle: QueuedCopy, stages: Stages, buffer: Buffer) -> None:
+    def away(self, region: int, handle: QueuedCopy, stages: Stages, buffer: StagingBuffer) -> None:
         """Write `buffer`, one of `stages`, to `region` once the copy of `handle` has filled it.
 
         The copies from the disk that come before it are done: the lane has settled them.
         """
         memory = buffer.memory
-        job = Away(self, "out", region, memory.data_ptr(), memory, ())
+        job = SpillCopy(self, "out", region, memory.data_ptr(), memory, ())
         job.stages, job.buffer, job.arrived = stages, buffer, handle.event
         self._spill.put(job)
         self._away.append(job)

@@ -1,6 +1,6 @@
 """codec: composable, strict codecs between Python values and JSON.
 
-`decode` raises MismatchError with the path to what does not match. `encode` never fails on a value
+`decode` raises CodecError with the path to what does not match. `encode` never fails on a value
 of its type. JSON has no tuples, sets or infinities: they become lists, sorted lists and strings.
 """
 
@@ -20,7 +20,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 _SHOWN_CHARACTERS = 40
 
 
-class MismatchError(ValueError):
+class CodecError(ValueError):
     """JSON is not what its codec expects. `where` is the path to it from the root."""
 
     def __init__(self, expected: str, found: object) -> None:
@@ -30,7 +30,7 @@ class MismatchError(ValueError):
         super().__init__(f"expected {expected}, found {shown}")
         self.where = ""
 
-    def inside(self, step: str) -> MismatchError:
+    def inside(self, step: str) -> CodecError:
         """Prepend `step` to the path, and return this error."""
         self.where = step + self.where
         return self
@@ -56,7 +56,7 @@ def _plain(expected: str, kind: type[T]) -> Codec[T]:
 
     def decode(json: Any) -> T:
         if type(json) is not kind:
-            raise MismatchError(expected, json)
+            raise CodecError(expected, json)
         return json
 
     return Codec(lambda value: cast("Json", value), decode)
@@ -70,7 +70,7 @@ TEXT = _plain("a string", str)
 def _decode_float(json: Any) -> float:
     if type(json) in (int, float) or json in ("inf", "-inf", "nan"):
         return float(json)
-    raise MismatchError("a number", json)
+    raise CodecError("a number", json)
 
 
 def encode_float(value: float) -> Json:
@@ -100,7 +100,7 @@ def member(kind: type[E]) -> Codec[E]:
 
     def decode(json: Json) -> E:
         if not isinstance(json, str) or json not in members:
-            raise MismatchError("one of " + ", ".join(map(str, members)), json)
+            raise CodecError("one of " + ", ".join(map(str, members)), json)
         return members[json]
 
     return Codec(lambda value: str(value.value), decode)
@@ -108,14 +108,14 @@ def member(kind: type[E]) -> Codec[E]:
 
 def _items(json: Json, expected: str = "a list") -> list[Json]:
     if not isinstance(json, list):
-        raise MismatchError(expected, json)
+        raise CodecError(expected, json)
     return json
 
 
 def _inside(item: Codec[T], json: Json, step: str) -> T:
     try:
         return item.decode(json)
-    except MismatchError as error:
+    except CodecError as error:
         raise error.inside(step) from None
 
 
@@ -144,7 +144,7 @@ def fixed(*items: Codec[Any]) -> Codec[Any]:
         expected = f"a list of {len(items)}"
         found = _items(json, expected)
         if len(found) != len(items):
-            raise MismatchError(expected, json)
+            raise CodecError(expected, json)
         pairs = zip(items, found, strict=True)
         return tuple(_inside(item, j, f"[{i}]") for i, (item, j) in enumerate(pairs))
 
@@ -167,7 +167,7 @@ def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
 
     def decode(json: Json) -> T:
         if not isinstance(json, dict) or not always.keys() <= json.keys() <= fields.keys():
-            raise MismatchError("an object with " + ", ".join(sorted(always)), json)
+            raise CodecError("an object with " + ", ".join(sorted(always)), json)
         found = {name: _inside(fields[name], j, f".{name}") for name, j in json.items()}
         return make(**found)
 
@@ -184,7 +184,7 @@ def tagged(key: str, kinds: Mapping[str, tuple[type[Any], Codec[Any]]]) -> Codec
     def decode(json: Json) -> Any:
         word = json.get(key) if isinstance(json, dict) else None
         if not isinstance(json, dict) or not isinstance(word, str) or word not in kinds:
-            raise MismatchError(f"an object whose {key} is one of {', '.join(kinds)}", json)
+            raise CodecError(f"an object whose {key} is one of {', '.join(kinds)}", json)
         _, codec = kinds[word]
         return codec.decode({name: j for name, j in json.items() if name != key})
 

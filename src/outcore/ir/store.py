@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from outcore.errors import DigestError, FormatError, VerifyError
-from outcore.ir.codec import Json, MismatchError
+from outcore.ir.codec import CodecError, Json
 from outcore.ir.nouns import N, Noun, kind_of
 from outcore.ir.once import once_per_trace
 from outcore.ir.plan import Plan
@@ -162,7 +162,7 @@ def _open(whole: Any, kind: type[N], path: str | os.PathLike[str]) -> tuple[dict
 def _decode(content: Json, kind: type[N], path: str | os.PathLike[str]) -> N:
     try:
         noun: N = NOUNS[kind].decode(content)
-    except MismatchError as error:
+    except CodecError as error:
         reason = f"{path}: at {kind_of(kind)}{error.where}: {error}"
         raise FormatError(noun=kind_of(kind), reason=reason) from error
     except VerifyError as error:  # a Trace that names a Value it does not list

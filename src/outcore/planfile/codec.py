@@ -11,8 +11,8 @@ from outcore.ir.codec import (
     INT,
     TEXT,
     Codec,
+    CodecError,
     Json,
-    MismatchError,
     member,
     optional,
     record,
@@ -85,24 +85,24 @@ def _encode_storage(storage: Storage) -> Json:
 def _decode_storage(json: Json) -> Storage:
     if not isinstance(json, dict) or not {"action", "how"} <= json.keys():
         wanted = ", ".join(sorted([*_LABELS.keys() - {"dead"}, "action", "how"]))
-        raise MismatchError(f"an object with {wanted}", json)
+        raise CodecError(f"an object with {wanted}", json)
     rest = {key: value for key, value in json.items() if key not in ("action", "how")}
     choice = _decode_choice(json["action"], json["how"])
     storage = replace(_STORAGE.decode(rest), choice=choice)
     if choice == default_choice(storage.gap):
         others = "keep, offload or recompute to stay" if storage.dead else "offload or recompute"
-        raise MismatchError(others, json["action"]).inside(".action")
+        raise CodecError(others, json["action"]).inside(".action")
     return storage
 
 
 def _decode_choice(action: Json, how: Json) -> Choice:
     if not isinstance(action, str) or action not in UNSAID:
-        raise MismatchError(f"one of {', '.join(UNSAID)}", action).inside(".action")
+        raise CodecError(f"one of {', '.join(UNSAID)}", action).inside(".action")
     if not isinstance(how, dict):
-        raise MismatchError("an object", how).inside(".how")
+        raise CodecError("an object", how).inside(".how")
     try:
         choice: Choice = CHOICE.decode({"choice": action, **UNSAID[action], **how})
-    except MismatchError as error:
+    except CodecError as error:
         raise error.inside(".how") from None
     return choice
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from outcore.errors import DigestError, FormatError
-from outcore.ir.codec import Codec, Json, MismatchError
+from outcore.ir.codec import Codec, CodecError, Json
 from outcore.ir.store import NAME, digest_of, line, write_whole
 from outcore.planfile.codec import FILE, ROWS, RULES
 from outcore.planfile.nouns import PlanFile, Rule
@@ -86,7 +86,7 @@ def _read(path: str | os.PathLike[str], noun: str) -> Any:
 def _decode(codec: Codec[T], content: Json, path: str | os.PathLike[str], noun: str) -> T:
     try:
         return codec.decode(content)
-    except MismatchError as error:
+    except CodecError as error:
         raise FormatError(noun=noun, reason=f"{path}: at {error.where}: {error}") from error
 
 

@@ -41,7 +41,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Prediction:
     """Time and memory of the step under the plan. All figures are predicted."""
 
     peak_bytes: int
@@ -74,7 +74,7 @@ class Forecast:
     """The op that determines `smallest_budget_bytes`."""
     optimizer_bytes: int
     """What the optimizer holds on the device."""
-    planned: Planned | None
+    planned: Prediction | None
     """None if the policy has no plan that fits; `reason` then says why."""
     reason: str = ""
     convolutions: int = 0
@@ -148,14 +148,14 @@ def weight_bytes(trace: Trace) -> int:
     return sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
 
 
-def _planned(problem: Problem, policy: Policy) -> Planned:
+def _planned(problem: Problem, policy: Policy) -> Prediction:
     """The policy's plan, or, as in training, the plan that keeps everything if that fits."""
     plan = KEEP_ALL
     if not fits(problem, lower(problem, plan)):
         plan = plan_out_of_process(policy, problem)
     found = report(problem, plan)
     (step,) = found.steps
-    return Planned(
+    return Prediction(
         peak_bytes=step.peak_bytes,
         seconds=step.predicted.seconds,
         counts=found.counts,

@@ -31,7 +31,7 @@ LATEST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OptimizerState:
     """What the optimizers of a model hold after a step."""
 
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class Held:
     """Optimizers for which only what they hold already is counted."""
 
 
-def held_for(model: nn.Module) -> Held:
+def held_for(model: nn.Module) -> OptimizerState:
     """The optimizers of a model's parameters, and the bytes of their states.
 
     Optimizers of torch are measured without memory. outcore does not call the code of others: it
@@ -59,7 +59,7 @@ def held_for(model: nn.Module) -> Held:
                 names.append(name)
                 unknown += [] if is_all else [name]
                 total += nbytes
-    return Held(tuple(names), total, tuple(unknown))
+    return OptimizerState(tuple(names), total, tuple(unknown))
 
 
 def _is_around_another(optimizer: Optimizer) -> bool:

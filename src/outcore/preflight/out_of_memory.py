@@ -15,10 +15,10 @@ from outcore.measure import ran_out
 from outcore.policies import resolve
 from outcore.preflight.forecast import Forecast, forecast
 from outcore.preflight.lines import line_of
-from outcore.preflight.optimizers import Held, held_for
+from outcore.preflight.optimizers import OptimizerState, held_for
 from outcore.preflight.room import let_go, room_bytes
 from outcore.preflight.step import Step, no_memory, traced, why
-from outcore.preflight.watch import Watch, again, shapes
+from outcore.preflight.watch import CallWatch, again, shapes
 from outcore.preflight.words import rows, verdict, what_to_do
 from outcore.presets import Preset, preset, presets
 from outcore.runtime.settings.options import DEFAULT_POLICY, make_options
@@ -49,7 +49,7 @@ class Outlook:
     """Whether the machine's speed is known, so that times mean something."""
     inputs: str
     """Shapes of the inputs, as text."""
-    held: Held
+    held: OptimizerState
     """What the optimizers hold."""
     others: tuple[str, ...]
     """Class names of other modules that the script trains."""
@@ -57,7 +57,7 @@ class Outlook:
     """How training would differ from the trace; empty if it would not."""
 
 
-def tell(error: BaseException, watch: Watch) -> None:
+def tell(error: BaseException, watch: CallWatch) -> None:
     """Write what would fit to standard error, if `error` is an out-of-memory error.
 
     Releases what the script holds, except its model.
@@ -75,7 +75,7 @@ def tell(error: BaseException, watch: Watch) -> None:
     sys.stderr.flush()
 
 
-def _outlook(error: BaseException, watch: Watch) -> Outlook | None:
+def _outlook(error: BaseException, watch: CallWatch) -> Outlook | None:
     each: BaseException | None = error
     while each is not None:
         watch.look_back(each.__traceback__)
@@ -171,7 +171,7 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     yield f"{name:<{WIDTH}}{text}"
 
 
-def _counted(held: Held) -> str:
+def _counted(held: OptimizerState) -> str:
     if not held.names:
         return "no optimizer was found"
     told = f"{', '.join(held.names)} {format_bytes(held.nbytes)}"

@@ -15,7 +15,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from outcore.preflight.watch import Watch
+    from outcore.preflight.watch import CallWatch
 
 OURS = (__file__, runpy.__file__, "<frozen runpy>")
 FAILED = 1
@@ -38,7 +38,7 @@ class Script:
         """
         sys.argv = [self.name, *self.arguments]
         self._set_path()
-        with Looking() as looking:
+        with WatchThread() as thread:
             error = self._run()
         if error is None:
             return
@@ -47,10 +47,10 @@ class Script:
         if isinstance(error, KeyboardInterrupt):
             sys.excepthook = _silent
             raise error  # Python then ends by the signal, so that a shell stops too
-        if looking.watch is not None:
+        if thread.watch is not None:
             from outcore.preflight.out_of_memory import tell  # noqa: PLC0415 - loads torch
 
-            tell(error, looking.watch)
+            tell(error, thread.watch)
         raise SystemExit(FAILED)
 
     def _run(self) -> BaseException | None:
@@ -99,13 +99,13 @@ class Script:
 
 
 @dataclass(slots=True)
-class Looking:
+class WatchThread:
     """A thread that looks regularly which module this thread is calling, once torch is imported.
 
     It is not a thread of `threading`, so the script does not see it there.
     """
 
-    watch: Watch | None = None
+    watch: CallWatch | None = None
     _over: _thread.LockType = field(default_factory=_thread.allocate_lock)
 
     def __enter__(self) -> Self:
@@ -132,14 +132,14 @@ def _compiled(path: str) -> CodeType:
     return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
 
 
-def _watch() -> Watch | None:
-    """A Watch, once torch is imported completely; else None."""
+def _watch() -> CallWatch | None:
+    """A CallWatch, once torch is imported completely; else None."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     if spec is None or getattr(spec, "_initializing", False):
         return None
-    from outcore.preflight.watch import Watch  # noqa: PLC0415 - the script decides when torch is imported
+    from outcore.preflight.watch import CallWatch  # noqa: PLC0415 - the script decides when torch is imported
 
-    return Watch()
+    return CallWatch()
 
 
 def _silent(*_: object) -> None:

@@ -57,7 +57,7 @@ class Call:
     kwargs: dict[str, Any]
 
 
-class Watch:
+class CallWatch:
     """Remembers the latest training call that it saw.
 
     If modules call each other, that is the outermost call. Calls to modules without parameters to

@@ -28,7 +28,7 @@ from outcore.ir.timeline import Cause, Timeline
 from outcore.report.figures import Report
 from outcore.report.levels import Level, levels
 from outcore.report.planned import PlannedStep
-from outcore.report.tracks import Pause, Slice, Track, pauses, slices
+from outcore.report.tracks import Slice, StallSpan, Track, pauses, slices
 
 Event = dict[str, Any]
 
@@ -98,11 +98,11 @@ def _boxes(step: PlannedStep, timeline: Timeline, process: int) -> dict[tuple[in
 
     Times are whole nanoseconds.
     """
-    shown: list[Slice | Pause] = [*slices(step, timeline), *pauses(timeline)]
+    shown: list[Slice | StallSpan] = [*slices(step, timeline), *pauses(timeline)]
     found: dict[tuple[int, bool], Event] = {}
     threads = {track: number for number, track in enumerate(Track, process)}
 
-    def track(box: Slice | Pause) -> int:
+    def track(box: Slice | StallSpan) -> int:
         return threads[box.track if isinstance(box, Slice) else Track.COMPUTE]
 
     by_track = sorted(shown, key=lambda box: (track(box), box.start_seconds, box.position))
@@ -114,7 +114,7 @@ def _boxes(step: PlannedStep, timeline: Timeline, process: int) -> dict[tuple[in
             event = _slice(step, box) if isinstance(box, Slice) else _pause(box)
             event |= {"ph": "X", "pid": process, "tid": thread}
             event |= {"ts": _us(start), "dur": _us(free - start)}
-            found[box.position, isinstance(box, Pause)] = event
+            found[box.position, isinstance(box, StallSpan)] = event
     return found
 
 
@@ -127,7 +127,7 @@ def _slice(step: PlannedStep, box: Slice) -> Event:
     return {"name": box.name, "cat": box.kind.value, "args": args}
 
 
-def _pause(box: Pause) -> Event:
+def _pause(box: StallSpan) -> Event:
     return {"name": _WAITS[box.cause], "cat": "wait", "args": {"cause": box.cause.value}}
 
 

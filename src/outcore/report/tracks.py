@@ -72,7 +72,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class StallSpan:
     """A stretch in which compute waits, right before the instruction at `position`."""
 
     position: int
@@ -96,11 +96,11 @@ def slices(step: PlannedStep, timeline: Timeline) -> list[Slice]:
     return found
 
 
-def pauses(timeline: Timeline) -> list[Pause]:
+def pauses(timeline: Timeline) -> list[StallSpan]:
     """The stalls of `timeline`, each right before its instruction."""
     start = {span.instruction: span.start_seconds for span in timeline.spans}
     return [
-        Pause(s.instruction, s.cause, start[s.instruction] - s.seconds, start[s.instruction])
+        StallSpan(s.instruction, s.cause, start[s.instruction] - s.seconds, start[s.instruction])
         for s in timeline.stalls
         if s.instruction in start
     ]

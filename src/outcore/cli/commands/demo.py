@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from outcore.cli.comparison import Comparison, table, to_dict
+from outcore.cli.comparison import RunComparison, table, to_dict
 from outcore.cli.progress import progress
-from outcore.cli.training import Budgeted, InCore, Mode, Run, Task, train
+from outcore.cli.training import Budgeted, InCore, Mode, Task, TrainingRun, train
 from outcore.errors import BudgetError, OptionValueError
 from outcore.units import format_bytes, parse_size
 
@@ -180,7 +180,7 @@ def _image_size(spec: NetworkSpec) -> int | None:
     return int(shapes[0][-1])
 
 
-def _compare(task: Task, budget: str, options: dict[str, Any], console: Console) -> Comparison:
+def _compare(task: Task, budget: str, options: dict[str, Any], console: Console) -> RunComparison:
     from outcore.api import Backend  # noqa: PLC0415 - loads torch, as above
     from outcore.execute.malloc import own_malloc  # noqa: PLC0415 - as above
 
@@ -191,7 +191,7 @@ def _compare(task: Task, budget: str, options: dict[str, Any], console: Console)
     console.print(f"budget: {format_bytes(budget_bytes)} ({budget})", highlight=False)
     backend = Backend(budget=budget_bytes, **options)
     budgeted = _train(task, Budgeted(backend), console)
-    compared = Comparison(budget_bytes, in_core, budgeted, backend.report())
+    compared = RunComparison(budget_bytes, in_core, budgeted, backend.report())
     if compared.differing:
         # For some networks torch.compile's tracing changes the last bits, with any plan.
         traced = InCore("aot_eager", "aot_eager")
@@ -202,7 +202,7 @@ def _compare(task: Task, budget: str, options: dict[str, Any], console: Console)
     return compared
 
 
-def _in_core(task: Task, console: Console) -> Run:
+def _in_core(task: Task, console: Console) -> TrainingRun:
     from outcore.measure import says_memory  # noqa: PLC0415 - loads torch, as above
 
     try:
@@ -214,6 +214,6 @@ def _in_core(task: Task, console: Console) -> Run:
         raise OptionValueError(option="batch", value=task.samples, reason=reason) from error
 
 
-def _train(task: Task, mode: Mode, console: Console) -> Run:
+def _train(task: Task, mode: Mode, console: Console) -> TrainingRun:
     with progress(console, mode.title, task.iterations) as watch:
         return train(task, mode, watch)

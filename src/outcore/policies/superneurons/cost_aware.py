@@ -31,7 +31,7 @@ TRIES = 4
 """How often the cache plans, each time with less capacity, before everything is evicted."""
 
 
-class Replay(StrEnum):
+class Recomputation(StrEnum):
     """How what lies between checkpoints comes back (section 3.4)."""
 
     NONE = "none"
@@ -59,7 +59,7 @@ class SuperNeuronsCostAware:
 
     min_bytes: int = MIN_BYTES
     """Smaller buffers are kept."""
-    replay: Replay = Replay.COST_AWARE
+    replay: Recomputation = Recomputation.COST_AWARE
     """How what lies between checkpoints comes back."""
     cache: bool = True
     """Whether checkpoints stay on the device until memory is short."""
@@ -161,14 +161,14 @@ def _large(problem: Problem, min_bytes: int) -> Iterator[Gap]:
 
 
 def _replayed(
-    problem: Problem, layers: tuple[Layer, ...], min_bytes: int, replay: Replay
+    problem: Problem, layers: tuple[Layer, ...], min_bytes: int, replay: Recomputation
 ) -> dict[Gap, Choice]:
     """What is dropped: candidates that no checkpoint made and that can be recomputed.
 
     A candidate that the op after its last use already needs again is not dropped: the gap is too
     short to gain memory.
     """
-    if replay is Replay.NONE:
+    if replay is Recomputation.NONE:
         return {}
     stays = _stays(problem, layers, replay)
     producer = liveness(problem.trace).producer
@@ -181,12 +181,12 @@ def _replayed(
     return choices
 
 
-def _stays(problem: Problem, layers: tuple[Layer, ...], replay: Replay) -> dict[int, bool]:
+def _stays(problem: Problem, layers: tuple[Layer, ...], replay: Recomputation) -> dict[int, bool]:
     """Layer -> whether its segment is replayed speed-centric."""
     most = largest_backward_bytes(problem.trace)
     return {
-        layer: replay is Replay.SPEED
-        or (replay is Replay.COST_AWARE and bounded(layers, segment, most))
+        layer: replay is Recomputation.SPEED
+        or (replay is Recomputation.COST_AWARE and bounded(layers, segment, most))
         for segment in segments(layers)
         for layer in segment
     }

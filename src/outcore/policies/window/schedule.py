@@ -20,7 +20,7 @@ from outcore.policies.window.sequence import VariableSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class Absence:
     """One stay off the device."""
 
     position: int
@@ -33,7 +33,7 @@ class Away:
 
 def schedule(
     sequence: VariableSequence, capacity_bytes: int, window_bytes: float
-) -> tuple[Away, ...] | None:
+) -> tuple[Absence, ...] | None:
     """What leaves the device and when, in order of return; None if some function does not fit.
 
     `capacity_bytes` is the device's memory minus `fixed_bytes`. The window holds as many distinct
@@ -93,10 +93,10 @@ class _Walk:
         """Variable -> the position after which it leaves."""
         self.gone: dict[int, tuple[int, int]] = {}
         """Variable -> the position after which it left, and the function that waited for it."""
-        self.returned: list[Away] = []
+        self.returned: list[Absence] = []
         """The stays off the device that are over."""
 
-    def run(self, ends: list[int]) -> tuple[Away, ...]:
+    def run(self, ends: list[int]) -> tuple[Absence, ...]:
         """Walk all functions; `ends` bounds the end of the window at each."""
         for function, end in enumerate(ends):
             self._extend(function, end)
@@ -131,7 +131,7 @@ class _Walk:
             self.held_bytes += nbytes
         elif variable in self.gone:
             self._make_room(function, nbytes)
-            self.returned.append(Away(*self.gone.pop(variable), function))
+            self.returned.append(Absence(*self.gone.pop(variable), function))
             self.held_bytes += nbytes
 
     def _make(self, function: int) -> None:

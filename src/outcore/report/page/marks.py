@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from outcore.ir.timeline import Cause
-from outcore.report.tracks import Kind, Pause, Slice, Track
+from outcore.report.tracks import Kind, Slice, StallSpan, Track
 from outcore.units import format_bytes, format_seconds
 
 FINEST = 1 / 2000
@@ -18,7 +18,7 @@ GROWTH = 1.5
 NAMED = 3
 """How many different ops or buffers a box of several slices names."""
 
-Spanned = TypeVar("Spanned", Slice, Pause)
+Spanned = TypeVar("Spanned", Slice, StallSpan)
 Label = TypeVar("Label", Kind, Cause)
 
 LOOKS = {
@@ -58,14 +58,14 @@ class Row(NamedTuple):
     waits: list[Mark]
 
 
-def rows(found: Sequence[Slice], waits: Sequence[Pause], extent: float, most: int) -> list[Row]:
+def rows(found: Sequence[Slice], waits: Sequence[StallSpan], extent: float, most: int) -> list[Row]:
     """A row for each track that has slices, with about `most` boxes in total.
 
     A row has at least one box. The compute row has at least one more if there are waits.
     """
     by_track = {track: _sorted(found, track) for track in Track}
     groups: list[list[list[Slice]]] = []
-    stops: list[list[Pause]] = []
+    stops: list[list[StallSpan]] = []
     for width, mixed in _widths(extent):
         groups = [list(_groups(mine, _kind, width, mixed)) for mine in by_track.values()]
         stops = list(_groups(waits, _cause, width, mixed))
@@ -83,7 +83,7 @@ def _sorted(found: Sequence[Slice], track: Track) -> list[Slice]:
     return sorted(mine, key=lambda each: (each.start_seconds, each.position))
 
 
-def _row(track: Track, groups: list[list[Slice]], stops: list[list[Pause]]) -> Row:
+def _row(track: Track, groups: list[list[Slice]], stops: list[list[StallSpan]]) -> Row:
     mine = [each for group in groups for each in group]
     busy = sum(each.seconds for each in mine)
     return Row(track, busy, len(mine), [*map(_mark, groups)], [*map(_pause, stops)])
@@ -93,7 +93,7 @@ def _kind(each: Slice) -> Kind:
     return each.kind
 
 
-def _cause(each: Pause) -> Cause:
+def _cause(each: StallSpan) -> Cause:
     return each.cause
 
 
@@ -163,7 +163,7 @@ def _kinds(group: Sequence[Slice]) -> str:
     return " and ".join(f"{count} {kind}" for kind, count in counts)
 
 
-def _pause(group: Sequence[Pause]) -> Mark:
+def _pause(group: Sequence[StallSpan]) -> Mark:
     first, last = group[0], group[-1]
     times = _times((each.cause, each.stop_seconds - each.start_seconds) for each in group)
     often = "" if len(group) == 1 else f", {len(group)} times"

@@ -17,7 +17,7 @@ TIMES = "\N{MIDDLE DOT}"
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedRow:
     """A row of the table. The columns are sorted by the fields that are numbers."""
 
     name: str
@@ -44,7 +44,7 @@ def explain_most(steps: Sequence[PlannedStep], most: int) -> list[Explanation]:
     return [explain(step.problem, step.plan, most=shown[graph]) for graph, step in enumerate(steps)]
 
 
-def moved(explained: Sequence[Explanation]) -> list[Moved]:
+def moved(explained: Sequence[Explanation]) -> list[MovedRow]:
     """The rows, those that free most first."""
     found = []
     for number, each in enumerate(explained, 1):
@@ -53,9 +53,9 @@ def moved(explained: Sequence[Explanation]) -> list[Moved]:
     return sorted(found, key=lambda row: -row.weight)
 
 
-def _moved(move: Move, graph: str) -> Moved:
+def _moved(move: Move, graph: str) -> MovedRow:
     made = "passed in" if move.op is None else f"op {move.op} {move.target}"
-    return Moved(
+    return MovedRow(
         name=f"{move.name} (buffer {move.buffer})".strip(),
         place=f"{graph}{made}" + (f", {move.site}" if move.site else ""),
         nbytes=move.nbytes,

@@ -20,10 +20,10 @@ from outcore.report.page.graph import GraphView
 from outcore.report.page.graphs import graph_views
 from outcore.report.page.links import LinkRow, link_rows
 from outcore.report.page.marks import LOOKS
-from outcore.report.page.moved import Moved, explain_most, moved
+from outcore.report.page.moved import MovedRow, explain_most, moved
 from outcore.report.page.reruns import Again, reruns
 from outcore.report.page.sweep import SweepView, sweep_view
-from outcore.report.page.waits import Cause, causes, longest_waits
+from outcore.report.page.waits import CauseRow, causes, longest_waits
 from outcore.units import format_bytes, format_seconds
 
 MOVES = 60
@@ -57,7 +57,7 @@ class View:
     """A sentence if some graphs are not drawn; else empty."""
     process_peak: str
     """A sentence with the measured peak if no chart shows it; else empty."""
-    causes: tuple[Cause, ...]
+    causes: tuple[CauseRow, ...]
     """The table of waits by cause; `still` is the sentence above it."""
     still: str
     waits: tuple[tuple[str, str], ...]
@@ -71,7 +71,7 @@ class View:
     links: tuple[LinkRow, ...]
     contended: bool
     """Whether measured rates of links are known."""
-    moves: tuple[Moved, ...]
+    moves: tuple[MovedRow, ...]
     """The table of moves; `moved` gaps are moved in a step, and `held` dead ones are held."""
     moved: str
     held: str

@@ -60,7 +60,7 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class CauseRow:
     """A row of the table: all waits with one cause, as text."""
 
     text: str
@@ -83,11 +83,11 @@ def totals(accounts: Sequence[Account]) -> list[Waited]:
     return sorted(found.values(), key=lambda waited: -waited.seconds)
 
 
-def causes(accounts: Sequence[Account], policy: str) -> Iterator[Cause]:
+def causes(accounts: Sequence[Account], policy: str) -> Iterator[CauseRow]:
     """A row for each cause, the longest first. The advice is for a user of `policy`."""
     seconds = seconds_of(accounts)
     for waited in totals(accounts):
-        yield Cause(
+        yield CauseRow(
             format_seconds(waited.seconds),
             f"{100 * waited.seconds / seconds:.1f}%" if seconds else "-",
             times_text(waited.count),

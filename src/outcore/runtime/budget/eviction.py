@@ -36,7 +36,7 @@ from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.planning.shares import profile_of
 from outcore.runtime.settings.options import Settings
-from outcore.runtime.step.store import Away, Store
+from outcore.runtime.step.store import MovedTensors, Store
 from outcore.units import format_bytes
 
 NOTE = (
@@ -294,7 +294,7 @@ class Eviction:
         handles: Sequence[Handle],
         tier: Tier,
         program: Program | None,
-    ) -> Away:
+    ) -> MovedTensors:
         """Copy tensors of a waiting call, given by position, to `tier`.
 
         `waiting`: the lane of that call; `handles`: its copies, which may read or write what moves.
@@ -312,7 +312,9 @@ class Eviction:
                 lane = self._copied(tensors, regions, room, program, keep=True)
             except HostMemoryError:  # a slab may be larger than what moves, and the plan's
                 lane = self._copied(tensors, regions, room, program, keep=False)
-        return Away(lane, tuple(chosen), tier, sum(region.nbytes for region in regions.values()))
+        return MovedTensors(
+            lane, tuple(chosen), tier, sum(region.nbytes for region in regions.values())
+        )
 
     def _copied(
         self,

@@ -60,7 +60,7 @@ class Replanned:
 
 
 @dataclass(slots=True)
-class Watch:
+class DriftWatch:
     """Decides when to compare planned steps with the prediction: after warm-up, at intervals."""
 
     next_check: int = WARM_UP_STEPS + WATCHED_STEPS + 1

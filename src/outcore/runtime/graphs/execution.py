@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from outcore.execute import Executable
-from outcore.runtime.graphs.drift import Watch
+from outcore.runtime.graphs.drift import DriftWatch
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.recording import Recording
 from outcore.runtime.graphs.trial import Trial
@@ -38,7 +38,7 @@ class PlannedExecution:
     """The same for calls that find no room in an outer tier: it offloads elsewhere, or nothing."""
     lean_refused_bytes: float = inf
     """The least that a call lacked when no such program fitted; inf: there was no such call."""
-    watch: Watch = field(default_factory=Watch)
+    watch: DriftWatch = field(default_factory=DriftWatch)
     trial: Trial | None = None
     """The trial under way: the plan's steps took another time than predicted."""
     recording: Recording | None = None

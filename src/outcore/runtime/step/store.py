@@ -26,7 +26,7 @@ Owner: TypeAlias = weakref.ref[Any]
 _numbers = count()
 
 
-class Away(NamedTuple):
+class MovedTensors(NamedTuple):
     """Tensors of a waiting call that were moved to an outer tier until it comes back."""
 
     lane: Lane
@@ -59,7 +59,7 @@ class Store:
     runner: Any = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     """That of the forward call."""
-    away: list[Away] = field(default_factory=list)
+    away: list[MovedTensors] = field(default_factory=list)
     """What was moved out of `crossing`, to make room for another call (`Eviction`)."""
 
     def check_versions(self) -> None:
@@ -172,7 +172,7 @@ class Stores:
             weakref.finalize(name, self.drop, store.number).atexit = False
         return torch.frombuffer(name, dtype=torch.int64)
 
-    def put_away(self, store: Store, away: Away) -> None:
+    def put_away(self, store: Store, away: MovedTensors) -> None:
         """Drop from `store` what was moved away, until it is fetched."""
         store.away.append(away)
         store.visit.evicted = self._put_away = True

@@ -1,4 +1,4 @@
-"""Engine: the compiled kernel and its tables, enlarged if a plan needs more room."""
+"""runner: the compiled kernel and its tables, enlarged if a plan needs more room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outcore.ir.problem import Problem
 from outcore.jit import COMPILED, Ints, native
 
 
-class Engine:
+class KernelRunner:
     """Runs the kernel for one problem. `gaps` are the gaps that a plan may decide on."""
 
     compiled = COMPILED
