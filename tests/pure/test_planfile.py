@@ -286,6 +286,11 @@ class TestFilesThatWillNotDo:
             ('"buffer": 3', '"buffer": "3"', r"storages\[0\]\.buffer: expected an integer"),
             ('"name": "conv", ', "", "expected an object with after, before, buffer"),
             ('"action": "offload", ', "", "expected an object with action, after"),
+            (
+                '"how": {"pre',
+                '"how": {"size": 1, "pre',
+                r"how: expected no fields but .*found \['size'\]",
+            ),
             ("{", "", "is not JSON"),
         ],
     )
@@ -331,6 +336,10 @@ class TestOverrideFiles:
         [
             ('[{"match": "x", "action": "swap"}]', "one of keep, offload, recompute"),
             ('[{"match": "x"}]', "an object with action, match"),
+            (
+                '[{"match": "x", "action": "keep", "why": ""}]',
+                r"at \[0\]: expected no fields but action, match, found \['why'\]",
+            ),
             ('{"match": "x", "action": "keep"}', "expected a list"),
             ("match: x", "is not JSON"),
         ],

@@ -157,6 +157,8 @@ def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
     """A dataclass from a JSON object with exactly these fields. A `sparse` one may be absent."""
     later = {name: field for name, field in fields.items() if isinstance(field, Sparse)}
     always = {name: field for name, field in fields.items() if name not in later}
+    wanted = f"an object with {', '.join(sorted(always))}" if always else "an object"
+    known = f"no fields but {', '.join(sorted(fields))}" if fields else "no fields"
 
     def encode(value: T) -> Json:
         json = {name: field.encode(getattr(value, name)) for name, field in always.items()}
@@ -166,8 +168,10 @@ def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
         return json
 
     def decode(json: Json) -> T:
-        if not isinstance(json, dict) or not always.keys() <= json.keys() <= fields.keys():
-            raise CodecError("an object with " + ", ".join(sorted(always)), json)
+        if not isinstance(json, dict) or not always.keys() <= json.keys():
+            raise CodecError(wanted, json)
+        if unknown := json.keys() - fields.keys():
+            raise CodecError(known, sorted(unknown))
         found = {name: _inside(fields[name], j, f".{name}") for name, j in json.items()}
         return make(**found)
 
