@@ -301,18 +301,24 @@ class SpillError(OutcoreError, OSError):
     needed_bytes: int | None = None
     """What the plan has to write, if there is too little space."""
     free_bytes: int | None = None
-    """What the file system has free, if there is too little space."""
+    """What the file system has free, or `disk_budget` allows, if there is too little space."""
+    budget_bytes: int | None = None
+    """`disk_budget`, if there is too little space because of it."""
 
     @property
     def message(self) -> str:
         """Name the directory, the reason, and needed against free bytes where known."""
-        numbers = ((self.needed_bytes, "needed"), (self.free_bytes, "free"))
+        free, advice = (
+            "free",
+            "choose another with spill_dir or OUTCORE_SPILL_DIR, or raise the budget",
+        )
+        if self.budget_bytes is not None:
+            free = f"of {format_bytes(self.budget_bytes)} free"
+            advice = "raise disk_budget, raise the budget, or keep fewer forward calls outstanding"
+        numbers = ((self.needed_bytes, "needed"), (self.free_bytes, free))
         room = ", ".join(f"{format_bytes(n)} {what}" for n, what in numbers if n is not None)
         reason = f"{self.reason}: {room}" if room else self.reason
-        return (
-            f"spill directory {self.directory!r}: {reason}; "
-            "choose another with spill_dir or OUTCORE_SPILL_DIR, or raise the budget"
-        )
+        return f"spill directory {self.directory!r}: {reason}; {advice}"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -34,7 +34,7 @@ def tables(
         **_dead(len(trace.ops), gaps),
     }
     steps = space * len(trace.ops)
-    slots = space * len(rows[k.WRITES]) + len(trace.buffers)
+    slots = space * len(rows[k.WRITES]) + len(trace.buffers) + len(gaps)
     rows[k.FIXED] = _fixed(problem, rows, steps, slots)
     # Per gap at most one copy back, which has a slot, and one out, which may split a free range.
     longest = max(steps, slots + len(gaps), 2 * len(gaps) + 2, k.COUNTS, *map(len, rows.values()))

@@ -181,6 +181,7 @@ class CpuDriver:
         self._unbound: weakref.finalize[[], CpuDriver] | None = None
         """Removes the arena's limit, if this driver set it."""
         self._spill_dir, self._rate = spill_dir, link_bytes_per_second
+        self._disk_budget_bytes: int | None = None
         self._spill: Spill | None = None
         self._finalizer: weakref.finalize[[], CpuDriver] | None = None
         """Closes `_spill` when the driver is collected."""
@@ -202,6 +203,7 @@ class CpuDriver:
         budget_bytes = budgets[Tier.DEVICE]
         if not budgets[Tier.DISK]:
             return Hardware("this-machine", ((Tier.DEVICE, budget_bytes),), links=())
+        self._disk_budget_bytes = budgets[Tier.DISK]
         # The trial also needs memory, twice its largest size, and disk space for one copy of each
         # size.
         largest = min(budget_bytes // 16, budgets[Tier.DISK] // 2)
@@ -335,6 +337,7 @@ class CpuDriver:
             directory = str(self._spill_dir or "")
             raise SpillError(directory=directory, reason="the driver is closed")
         self._spill.check_process()
+        self._spill.file.budget_bytes = self._disk_budget_bytes
         return self._spill
 
 

@@ -90,6 +90,8 @@ class SpillFile:
         self.directory = os.fspath(spill_folder() if directory is None else directory)
         self.nbytes = 0
         """Size of the file: all disk space taken so far."""
+        self.budget_bytes: int | None = None
+        """The largest size of the file; None: no limit."""
         self.written_bytes = 0
         """Bytes that `write` has moved so far."""
         self._free: list[tuple[int, int]] = []
@@ -120,7 +122,7 @@ class SpillFile:
     def take(self, nbytes: int) -> int:
         """Take `nbytes` and return their offset: freed space if it suffices, else new space.
 
-        If the disk is full, raises `SpillError` and leaves the file as it was.
+        If the disk is full, or the budget is used up, raises `SpillError`; the file stays as it was.
         """
         with self._lock:
             offset = self._take_free(nbytes)
@@ -190,6 +192,14 @@ class SpillFile:
         more = nbytes - (end - start if stop == end else 0)
         if more > self.free_bytes():
             raise self.error("too little disk space", more)
+        if self.budget_bytes is not None and end + more > self.budget_bytes:
+            raise SpillError(
+                directory=self.directory,
+                reason="disk_budget is used up",
+                needed_bytes=more,
+                free_bytes=self.budget_bytes - end,
+                budget_bytes=self.budget_bytes,
+            )
         try:
             os.posix_fallocate(self.fd, end, more)
         except OSError as error:

@@ -91,6 +91,7 @@ class QueuedDriver:
         """Host memory for lanes."""
         self._disk: StagedDisk | None = None
         """Made when the disk is first needed."""
+        self._disk_budget_bytes: int | None = None
         self._closed = False
         self._near: Hardware | None = None
         """The device and the host, as `hardware` described them last."""
@@ -127,7 +128,7 @@ class QueuedDriver:
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe this device and the host, with the links as measured (under a second)."""
         host = 0 if self.device.shares_memory else budgets.get(Tier.HOST, 0)
-        self.slabs.budget_bytes = host
+        self.slabs.budget_bytes, self._disk_budget_bytes = host, budgets.get(Tier.DISK)
         self._near = Hardware(
             name="this-machine",
             capacity_bytes=((Tier.DEVICE, budgets[Tier.DEVICE]), (Tier.HOST, host)),
@@ -191,7 +192,7 @@ class QueuedDriver:
         """Whether host memory and disk have room for a lane. Unused host memory stays."""
         if nbytes.get(Tier.DISK):
             try:
-                self._staged().reserve(nbytes[Tier.DISK])
+                self._staged().make_room(nbytes[Tier.DISK])
             except SpillError:
                 return False
         return self.slabs.has(nbytes.get(Tier.HOST, 0))
@@ -239,6 +240,7 @@ class QueuedDriver:
             self._disk = StagedDisk(self.device, self.slabs, folder)
             weakref.finalize(self, self._disk.spill.close)
         self._disk.spill.check_process()
+        self._disk.spill.file.budget_bytes = self._disk_budget_bytes
         return self._disk
 
     def record(self, on_copy: OnCopy | None) -> None:

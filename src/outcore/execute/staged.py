@@ -29,7 +29,7 @@ import torch
 
 from outcore.execute.cpu import CpuLane
 from outcore.execute.device import Device, Event
-from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
+from outcore.execute.disk import FILE_BLOCK_BYTES, MEMORY_ALIGNMENT_BYTES, region_nbytes
 from outcore.execute.driver import (
     Direction,
     Lane,
@@ -165,9 +165,9 @@ class StagedLane(FileRoom):
     """The part of a lane on the disk: its regions, its copies and their order."""
 
     def __init__(self, disk: StagedDisk, regions: Mapping[int, Region]) -> None:
-        self._disk, self._largest = disk, max(region.nbytes for region in regions.values())
+        self._disk, self._largest = disk, max(1, *(place.nbytes for place in regions.values()))
         disk.stages(self._largest)  # now: a step that has begun should not find too little memory
-        nbytes = lane_nbytes(regions, region_nbytes)
+        nbytes = max(FILE_BLOCK_BYTES, lane_nbytes(regions, region_nbytes))
         super().__init__(disk.spill, regions, disk.spill.take(nbytes), nbytes)
         self._lanes = disk.lanes
         self._known = {"out": NOTHING, "in": NOTHING, "compute": NOTHING}
@@ -284,6 +284,10 @@ class StagedDisk:
         with self._lock:
             if not self.lanes:
                 self._replace(0)
+        self.make_room(nbytes)
+
+    def make_room(self, nbytes: int) -> None:
+        """Take disk space of `nbytes` now. Raises SpillError if the disk is full."""
         nbytes = region_nbytes(nbytes)
         if nbytes:
             self.spill.file.give(self.spill.take(nbytes), nbytes)

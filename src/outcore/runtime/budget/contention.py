@@ -39,7 +39,8 @@ class Contention:
         if not graph.observed.unchecked:
             return execution
         lacking = self._plans.lacking_bytes(graph, planned)
-        if lacking <= slack_bytes(planned.problem.budget_bytes):
+        enough = lacking <= slack_bytes(planned.problem.budget_bytes)
+        if enough and not self._plans.is_outside(graph, planned):
             status.refused.external_bytes = inf
         elif planned.external_bytes + lacking < status.refused.external_bytes:
             try:

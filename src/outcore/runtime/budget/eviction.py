@@ -64,6 +64,8 @@ class Eviction:
         self._registry, self._residency, self._plans = registry, residency, plans
         self._known: WeakKeyDictionary[Executable, Ahead] = WeakKeyDictionary()
         """What is known of the executables of planned graphs."""
+        self._outer: WeakKeyDictionary[Executable, dict[Tier, int]] = WeakKeyDictionary()
+        """What executables need of the outer tiers."""
         self._collections = 0
         self.times = 0
         """Number of calls for which something was moved."""
@@ -88,12 +90,12 @@ class Eviction:
 
         Usually that is `executable`. If it is the graph's plan, and that needs too much even if all
         that can be moved away is, it is a program of little memory instead, if one fits. If other
-        calls of the graph wait and the outer tiers have no room for one more, it is a program that
-        offloads nothing to a full tier.
+        calls wait and the outer tiers have no room for this one, it is a program that offloads
+        nothing to a full tier.
         """
         executable = self._on_device(graph, executable, inputs)
         execution = graph.execution
-        if execution is None or not self._registry.waiting(graph) or self._has_room(executable):
+        if execution is None or self.has_room(executable):
             return executable
         return self._elsewhere(graph, execution, inputs) or executable
 
@@ -180,14 +182,17 @@ class Eviction:
     def _elsewhere(
         self, graph: PlannedGraph, execution: PlannedExecution, inputs: Sequence[Any]
     ) -> Executable | None:
-        """A program of little memory that offloads nothing to full tiers; None if none fits."""
+        """A program of little memory with room in the outer tiers; None if none fits.
+
+        It takes what the plans of other graphs leave, or else nothing of full tiers.
+        """
         known = execution.lean_elsewhere
-        if known is None or not self._has_room(known):
+        if known is None or not self.has_room(known):
             known = None
-        for without in ((Tier.HOST,), (Tier.HOST, Tier.DISK)):
+        for without in ((), (Tier.HOST,), (Tier.HOST, Tier.DISK)):
             with suppress(InfeasibleError):
                 lean = self._lean_beside(graph, known, execution.planned, inputs, without)
-                if self._has_room(lean):
+                if self.has_room(lean):
                     execution.lean_elsewhere = lean
                     self.leaner += 1
                     return lean
@@ -213,9 +218,14 @@ class Eviction:
         program = self._plans.lean_program(graph, planned, inputs, between, without=without)
         return build(graph.captured.trace, program, self._driver.generator)
 
-    def _has_room(self, executable: Executable) -> bool:
-        """Whether the outer tiers have room for one more call by `executable`."""
-        return self._driver.has_room(_outer_bytes(executable.program))
+    def has_room(self, executable: Executable) -> bool:
+        """Whether the outer tiers have room for a call by `executable` beside outstanding calls."""
+        if not len(self._registry.stores):
+            return True
+        needed = self._outer.get(executable)
+        if needed is None:
+            needed = self._outer[executable] = _outer_bytes(executable.program)
+        return not needed or self._driver.has_room(needed)
 
     def _lacking(self, ahead_bytes: int) -> int:
         """By how much the budget without its margin will be exceeded if so much more is held."""
@@ -344,7 +354,8 @@ class Eviction:
         room = self._settings.disk_budget_bytes
         if tier is Tier.HOST:
             room = planner.solver.hardware().capacity(tier)
-        each = planner.shares(graph, self._registry.running_with(graph)).outer(tier, room)
+        shares = planner.shares(graph, self._registry.running_with(graph))
+        each = shares.outer(tier, room, own=planned)
         own = 0 if planned is None else planned.predicted.peak(tier)
         stores = self._registry.stores.all()
         away = sum(a.nbytes for store in stores for a in store.away if a.tier is tier)

@@ -23,7 +23,7 @@ from outcore.estimate import columns
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import margin_bytes
-from outcore.ir.memory import fits
+from outcore.ir.memory import extent_bytes, fits
 from outcore.ir.program import Program
 from outcore.runtime.budget.announce import announcement
 from outcore.runtime.budget.metering import Metering
@@ -125,7 +125,8 @@ class Plans:
         while True:
             budget = self._settings.budget_bytes
             self._driver.bound_memory(self._residency.resident_bytes, budget)
-            resident, shares = self._residency.external_bytes(graph, inputs), self._shares(graph)
+            resident = self._residency.external_bytes(graph, inputs)
+            shares = replace(self._shares(graph), held=self._held_beside(graph))
             try:
                 with naming_the_rank():
                     return self.planner.programs.floor(shares, resident, known, leanest=leanest)
@@ -134,6 +135,13 @@ class Plans:
                     raise
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
+
+    def _held_beside(self, graph: PlannedGraph) -> dict[Tier, int]:
+        """What calls of graphs without a plan, other than `graph`, hold in the outer tiers."""
+        others = [g for g in self._registry.active() if g is not graph and g.planned is None]
+        stores = [store for other in others for store in self._registry.stores.of(other)]
+        programs = [p for store in stores if (p := store.executable.program) is not None]
+        return {t: sum(extent_bytes(p, t) for p in programs) for t in (Tier.HOST, Tier.DISK)}
 
     def lean_program(
         self,
@@ -295,6 +303,10 @@ class Plans:
         Negative if there is room to spare.
         """
         return self.planner.lacking_bytes(self._shares(graph), planned)
+
+    def is_outside(self, graph: PlannedGraph, planned: Planned) -> bool:
+        """Whether `planned` needs more of an outer tier than other graphs' plans leave by now."""
+        return self.planner.is_outside(self._shares(graph), planned)
 
     def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
         """A plan for `graph` from what a trial of its plan measured; the old plan if it is best.

@@ -31,6 +31,7 @@ from outcore.runtime.graphs.calls import (
 )
 from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 
 
@@ -57,6 +58,8 @@ class Shares:
     ignore_plans: bool = False
     """Whether to ignore the current plans of other graphs, because they will be planned again as
     they are called."""
+    held: Mapping[Tier, int] = field(default_factory=dict)
+    """Bytes of the outer tiers that calls of other graphs without a plan hold now."""
     unplanned_lean: bool = False
     """Whether to assume that graphs without a plan will hold no more than under their leanest plan.
     """
@@ -362,19 +365,21 @@ class Shares:
         host, disk = (self.outer(tier, capacity(tier)) for tier in (Tier.HOST, Tier.DISK))
         return replace(problem, host_budget_bytes=host, disk_budget_bytes=disk)
 
-    def outer(self, tier: Tier, room: int) -> int:
+    def outer(self, tier: Tier, room: int, *, own: Planned | None = None) -> int:
         """Bytes of `room` in an outer tier that other graphs' plans leave to each call of this one.
 
         Only graphs whose calls are outstanding together with this one's count. Graphs for different
         sizes, of which a step has one, use the same room. All plans share the host memory through
-        which copies to a disk pass: the most that one of them needs counts.
+        which copies to a disk pass: the most that one of them needs counts, `own`, this graph's
+        plan, among them.
         """
         others = [g for g in self.active if g is not self.graph]
         plans = [(g.planned, g.status.planned_for * self._nested(g)) for g in others]
         taken = sum(p.predicted.peak(tier) * calls for p, calls in plans if p is not None)
+        taken += self.held.get(tier, 0)
         if tier is Tier.HOST:
-            staging = (staging_needed(p.problem.trace, p.plan) for p, _ in plans if p is not None)
-            taken += max(staging, default=0)
+            staged = filter(None, [own, *(planned for planned, _ in plans)])
+            taken += max((staging_needed(p.problem.trace, p.plan) for p in staged), default=0)
         return max(0, room - taken) // self.graph.status.planned_for
 
     def _nested(self, graph: PlannedGraph) -> bool:
