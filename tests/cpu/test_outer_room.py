@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from outcore import Backend
+from outcore.execute.cpu import CpuDriver
 from outcore.execute.disk import SpillFile
 from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.runtime.budget import engine
+from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from tests.cpu.queues import LateDevice
-from tests.cpu.test_asked_room import graphs
+from tests.cpu.test_asked_room import Towers, graphs
+from tests.cpu.test_eviction import expected, gradients
+from tests.cpu.test_eviction import same as equal
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square, same, snapshot
 
 
@@ -99,6 +103,21 @@ def test_a_call_without_room_on_the_disk_offloads_nothing(
     assert backend.engine.eviction.leaner == 4
 
 
+def test_more_calls_do_not_take_more_than_the_disk_budget(rules: Path, tmp_path: Path) -> None:
+    options = {"budget": "1GiB", "overrides": rules, "spill_dir": tmp_path}
+    backend = Backend(**options)  # type: ignore[arg-type]  # it takes these
+    outstanding(ALONE, backend)
+    most = the_plan(backend).predicted.peak(Tier.DISK) * 3 // 2
+    backend = Backend(**options, disk_budget=most)  # type: ignore[arg-type]  # as above
+    steps = [*ALONE, 2, 2, 3, 1]
+    assert same(outstanding(steps, backend), outstanding(steps, "aot_eager"))
+    assert backend.engine is not None
+    assert backend.engine.eviction.leaner == 4
+    driver = backend.engine.driver
+    assert isinstance(driver, CpuDriver)
+    assert driver._ready().file.nbytes <= most
+
+
 def test_a_plan_for_more_calls_divides_the_host_memory(
     offloading: Callable[..., Backend], needed: int
 ) -> None:
@@ -110,6 +129,65 @@ def test_a_plan_for_more_calls_divides_the_host_memory(
     assert planned.problem.host_budget_bytes == needed * 3 // 2
     assert backend.engine is not None
     assert not backend.engine.eviction.leaner
+
+
+# ---- several graphs -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["host", "disk"])
+def towers(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Towers]:
+    """Makes two towers, of two graphs, that offload to the tier."""
+    if request.param == "host":
+        monkeypatch.setattr(
+            engine, "open_driver", lambda _, folder, __: QueuedDriver(LateDevice(), folder)
+        )
+
+    def make(budget: str, outer_bytes: int | str, **options: Any) -> Towers:
+        host = {"host_budget": outer_bytes, "disk_budget": 0}
+        outer = host if request.param == "host" else {"disk_budget": outer_bytes}
+        return Towers(budget, spill_dir=tmp_path, **outer, **options)
+
+    return make
+
+
+def outer_bytes(graph: PlannedGraph) -> int:
+    """What the plan of a graph needs of the outer tiers."""
+    assert graph.planned is not None
+    return sum(map(graph.planned.predicted.peak, (Tier.HOST, Tier.DISK)))
+
+
+def trained(towers: Towers, order: Sequence[int], times: int) -> bool:
+    """Whether steps have the gradients of plain PyTorch."""
+    (plain,) = expected(towers, order)
+    seen = []
+    for _ in range(times):
+        towers.step(order)
+        seen.append(equal(gradients(towers), plain))
+    return all(seen)
+
+
+def test_graphs_that_were_planned_apart_share_the_outer_tiers(
+    towers: Callable[..., Towers], rules: Path
+) -> None:
+    """Each alone needs two thirds of what there is."""
+    apart = towers("1GiB", "9MiB", overrides=rules)
+    apart.steps((0,), (1,), times=PROFILED_STEPS + 2)
+    assert all(5 << 20 < outer_bytes(graph) < 7 << 20 for graph in graphs(apart.backend))
+    assert trained(apart, (0, 1), times=3)
+    assert apart.backend.engine is not None
+    assert apart.backend.engine.eviction.leaner
+
+
+def test_graphs_that_are_profiled_together_share_the_outer_tiers(
+    towers: Callable[..., Towers],
+) -> None:
+    """The first program of each alone would take more than half of what there is."""
+    policy = "search{effort=0.5}"
+    together = towers("7.5MiB", "4MiB", policy=policy)
+    assert trained(together, (0, 1), times=PROFILED_STEPS + 4)
+    assert all(graph.planned is not None for graph in graphs(together.backend))
 
 
 ALONE = [1] * (PROFILED_STEPS + 2)

@@ -122,7 +122,7 @@ class SpillFile:
     def take(self, nbytes: int) -> int:
         """Take `nbytes` and return their offset: freed space if it suffices, else new space.
 
-        If the disk is full, or the budget is used up, raises `SpillError`; the file stays as it was.
+        If the disk is full or the budget used up, raises `SpillError` and leaves the file alone.
         """
         with self._lock:
             offset = self._take_free(nbytes)

@@ -12,11 +12,13 @@ import os
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, TypeAlias
+from weakref import ref
 
 import torch
 
@@ -235,6 +237,11 @@ class Spill:
         """The process in which the workers run; a fork does not have them."""
         self.out: _Queue = SimpleQueue()
         self.into: _Queue = SimpleQueue()
+        self._held: dict[ref[FileRoom], tuple[int, int]] = {}
+        """Open room -> its offset and size."""
+        self._lost: deque[ref[FileRoom]] = deque()
+        """Rooms that died, most of them open: an interrupt lost the lane before it was closed. They
+        are noted without code of ours, in which Python would drop the next interrupt."""
         self.threads = (
             _start(f"{OWN_THREADS}out", self.out, Throttle(rate), self.into),
             _start(f"{OWN_THREADS}in", self.into, Throttle(rate), None),
@@ -242,11 +249,25 @@ class Spill:
 
     def take(self, nbytes: int) -> int:
         """Take room in the file for a lane of `nbytes`. Raises `SpillError` if the disk is full."""
+        while self._lost:
+            self.give_back(self._lost.popleft())
         offset = self.file.take_free(nbytes)
         if offset is not None:
             return offset
         self.drain()  # the room of lanes closed just now is freed by then
         return self.file.take(nbytes)
+
+    def hold(self, room: FileRoom, offset: int, nbytes: int) -> ref[FileRoom]:
+        """Note that `room` has taken `nbytes` at `offset`; returns the mark for `give_back`."""
+        mark = ref(room, self._lost.append)
+        self._held[mark] = offset, nbytes
+        return mark
+
+    def give_back(self, mark: ref[FileRoom]) -> None:
+        """Give a room back, if it is still held, once the copies issued so far are over."""
+        held = self._held.pop(mark, None)
+        if held is not None:
+            self.out.put(Barrier(partial(self.file.give, *held)))
 
     def check_process(self) -> None:
         """Raise StepError in a forked process, where a copy would never be done."""
@@ -303,20 +324,14 @@ def _start(name: str, queue: _Queue, throttle: Throttle, onward: _Queue | None) 
 class FileRoom:
     """The room of one lane in the spill file, until it is closed."""
 
-    __slots__ = ("_base", "_open", "_spill", "file", "regions")
+    __slots__ = ("__weakref__", "_base", "_mark", "_open", "_spill", "file", "regions")
 
     def __init__(self, spill: Spill, regions: Mapping[int, Region], base: int, nbytes: int) -> None:
         self.file, self.regions = spill.file, regions
         self._spill, self._base = spill, base
-        self._open = [nbytes]
-        """The size of the room until it is popped. Only one `pop` succeeds, whichever threads
-        try."""
-
-    def __del__(self) -> None:
-        """Give the room back if an interrupt lost the lane before it could be closed."""
-        opened: list[int] = getattr(self, "_open", [])  # without it, there was no room to take
-        if opened:
-            self._give_back(opened.pop())
+        self._open = [True]
+        """Empty once the lane is closed. Only one `pop` succeeds, whichever threads try."""
+        self._mark = spill.hold(self, base, nbytes)
 
     @property
     def key(self) -> int:
@@ -354,17 +369,13 @@ class FileRoom:
     def close(self) -> None:
         """End the lane's copies, and give the room back once those that run are over."""
         try:
-            nbytes = self._open.pop()
+            self._open.pop()
         except IndexError:
             return
         try:
             self._end()
         finally:  # also after an interrupt
-            self._give_back(nbytes)
-
-    def _give_back(self, nbytes: int) -> None:
-        """Give the room back once the copies issued so far are over."""
-        self._spill.out.put(Barrier(partial(self.file.give, self._base, nbytes)))
+            self._spill.give_back(self._mark)
 
     def _end(self) -> None:
         """Do what the first `close` does before the room is given back."""

@@ -39,8 +39,7 @@ class Contention:
         if not graph.observed.unchecked:
             return execution
         lacking = self._plans.lacking_bytes(graph, planned)
-        enough = lacking <= slack_bytes(planned.problem.budget_bytes)
-        if enough and not self._plans.is_outside(graph, planned):
+        if lacking <= slack_bytes(planned.problem.budget_bytes):
             status.refused.external_bytes = inf
         elif planned.external_bytes + lacking < status.refused.external_bytes:
             try:

@@ -304,10 +304,6 @@ class Plans:
         """
         return self.planner.lacking_bytes(self._shares(graph), planned)
 
-    def is_outside(self, graph: PlannedGraph, planned: Planned) -> bool:
-        """Whether `planned` needs more of an outer tier than other graphs' plans leave by now."""
-        return self.planner.is_outside(self._shares(graph), planned)
-
     def after(self, graph: PlannedGraph, trial: Trial) -> Planned:
         """A plan for `graph` from what a trial of its plan measured; the old plan if it is best.
 

@@ -253,14 +253,6 @@ class Planner:
         beyond = paused - between - margin_bytes(shares.budget_bytes)
         return max(lacking, beyond) if beyond > 0 else lacking
 
-    def is_outside(self, shares: Shares, planned: Planned) -> bool:
-        """Whether `planned` needs more of an outer tier than other graphs' plans leave by now."""
-        capacity = planned.problem.hardware.capacity
-        return any(
-            planned.predicted.peak(tier) > shares.outer(tier, capacity(tier), own=planned)
-            for tier in (Tier.HOST, Tier.DISK)
-        )
-
     def _as_before(
         self, shares: Shares, planned: Planned, problem: Problem, *, needs_room: bool = False
     ) -> Planned:

@@ -10,6 +10,7 @@ import contextlib
 import sys
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -123,6 +124,9 @@ class Stores:
         self._live: dict[int, Store] = {}
         self._calls: dict[Owner, dict[int, Store]] = {}
         """The same stores by graph. A graph may have none: finalizers drop stores at any time."""
+        self._names: dict[int, weakref.ref[_Name]] = {}
+        """What watches the stand-ins of stores. A dropped store needs no watching: in a callback,
+        Python would drop an interrupt."""
         self._put_away = False
         """Whether anything was ever moved away."""
 
@@ -169,7 +173,8 @@ class Stores:
         self._live[store.number] = store
         self._calls.setdefault(store.visit.owner, {})[store.number] = store
         if follow:
-            weakref.finalize(name, self.drop, store.number).atexit = False
+            drop = partial(self._orphan, store.number)
+            self._names[store.number] = weakref.ref(name, drop)
         return torch.frombuffer(name, dtype=torch.int64)
 
     def put_away(self, store: Store, away: MovedTensors) -> None:
@@ -196,6 +201,11 @@ class Stores:
     def drop(self, number: int) -> None:
         """Release a store, if it still exists."""
         store = self._live.pop(number, None)
+        self._names.pop(number, None)
         if store is not None:
             self._calls.get(store.visit.owner, {}).pop(number, None)
             store.release()
+
+    def _orphan(self, number: int, _: object) -> None:
+        """Drop a store whose stand-in died."""
+        self.drop(number)
