@@ -352,3 +352,36 @@ def test_what_grows_is_noticed_past_the_mixes_that_are_told_apart(
     backend.report()  # ends the session of the last step
     assert peak_bytes(step) <= backend.report().budget_bytes
     del kept
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_what_a_dropped_call_begins_with_is_not_added_to_what_others_wait_for(
+    *, dropped: bool
+) -> None:
+    """A graph is called twice in a step: after, and before, what plain PyTorch keeps.
+
+    If the result of its first call is only read, as of an encoder whose codes are trained on, the
+    two are never held at once. Otherwise they are.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    modules = nn.ModuleList((Tower(layers=10), Tower(layers=1), Tower(layers=11)))
+    backend = Backend(budget="32MiB", policy="pooch")
+    first, last, (shared,) = modules[0], modules[2], compiled(backend, modules[1])
+    x = torch.randn(2048, 64).requires_grad_()
+
+    def step() -> None:
+        modules.zero_grad()
+        given = shared(first(x))
+        if dropped:
+            given = given.detach().requires_grad_()
+        mean_square(last(shared(given))).backward()
+
+    for _ in range(PATIENCE):
+        step()
+    report = backend.report()
+    assert all(graph.planned is not None for graph in graphs(backend))
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    excess = report.predicted_peak_bytes / report.measured_peak_bytes
+    assert 1 <= excess < 1.1

@@ -81,6 +81,7 @@ class Observer:
             first = 0 if profiling is None else profiling.first_bytes
             beyond = base - (first if planned is None else planned.external.base_bytes)
         if call_tensors is not None and profiling is not None and timed:
+            profiling.came_back()
             profiling.gone |= call_tensors.gone
             if not own:
                 step = registry.steps.number
@@ -113,8 +114,9 @@ class Observer:
         profiling, observed = graph.profiling, graph.observed
         if graph.planned is not None and interlude.latest() is graph:
             paused, first_bytes = observed.paused_since, observed.first_bytes
+            dropped = graph.planned.external.dropped_bytes
         elif profiling is not None and profiling.times_pause:
-            paused, first_bytes = observed.paused, profiling.first_bytes
+            paused, first_bytes, dropped = observed.paused, profiling.first_bytes, 0
         else:
             return
         if first_bytes is None:
@@ -122,7 +124,8 @@ class Observer:
         others = {g: n for g, n in calls.items() if g is not graph}
         external = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
         external -= calls[graph] * self._residency.states_bytes(graph)
-        observed.unchecked |= paused.note(calls[graph] - 1, others, external - first_bytes)
+        beyond = external - first_bytes - dropped
+        observed.unchecked |= paused.note(calls[graph] - 1, others, beyond)
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:

@@ -22,6 +22,9 @@ class ExternalMemory:
     """The most held as the first call of a step begins."""
     timed_base_bytes: int = 0
     """`base_bytes` as in the timed steps; the process may hold more since."""
+    dropped_bytes: int = 0
+    """By how much `base_bytes` is more than in steps whose calls came back: in others, results were
+    dropped. The fields that were metered in the former are less by this."""
     lingering_bytes: int = 0
     """Metered: what was made while the graph waited and is still held when its backward begins,
     without the tangents."""

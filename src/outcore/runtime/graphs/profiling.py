@@ -88,9 +88,13 @@ class Profiling:
     """What the rest of the step still holds when backward begins, without the tangents."""
     base_bytes: int | None = None
     """The most external bytes as the first call of a timed step began, without what waiting calls
-    alone held. None: no timed step yet."""
+    alone held. Calls whose results were dropped do not count. None: no timed step yet."""
     first_bytes: int = 0
-    """`base_bytes` of the latest timed step alone."""
+    """The same for the latest timed step alone."""
+    dropped_base_bytes: int = 0
+    """`base_bytes` for calls whose results were dropped: they did not come back."""
+    returned: bool = True
+    """Whether a call of the latest timed step has come back, or none has begun."""
     wants_pause: bool = True
     """Whether `between_bytes` and `lingering_bytes` are still to be metered in a timed step. Those
     from a checked step are too high: it holds the inputs of calls until the calls come back."""
@@ -145,13 +149,20 @@ class Profiling:
     def again(self) -> None:
         """Time steps again, because other graphs hold less from now on."""
         self.timed_steps, self.base_bytes, self.wants_pause = 0, None, True
+        self.dropped_base_bytes, self.returned = 0, True
 
     def began(self, base_bytes: int, *, first: bool) -> int:
         """Note `base_bytes` as a timed call begins; the excess over the first call of its step."""
-        if first or self.base_bytes is None:
-            known = base_bytes if self.base_bytes is None else self.base_bytes
-            self.base_bytes, self.first_bytes = max(known, base_bytes), base_bytes
+        if first and not self.returned:  # the call before it is not outstanding either
+            self.dropped_base_bytes = max(self.dropped_base_bytes, self.first_bytes)
+        if first or (self.base_bytes is None and self.returned):
+            self.first_bytes, self.returned = base_bytes, False
         return base_bytes - self.first_bytes
+
+    def came_back(self) -> None:
+        """Note that a timed call has come back."""
+        self.base_bytes = max(self.base_bytes or 0, self.first_bytes)
+        self.returned = True
 
     def checking(self, base_bytes: int) -> None:
         """Note the external memory as the first call of a checked step begins."""

@@ -104,7 +104,7 @@ class Planner:
         """The plan with `room` for external memory. Raises InfeasibleError as `plan` does."""
         hardware, profile = self.solver.hardware(), profiled.profile()
         between = max(
-            profiled.between_bytes,
+            external.between_bytes,
             shares.in_turn_bytes(hardware, external, room),
             shares.paused_bytes(hardware, external, room),
         )

@@ -196,12 +196,17 @@ class Shares:
 
     def measured(self, profiled: Profiling) -> ExternalMemory:
         """What was measured of the external memory in profiled steps."""
+        base, dropped = profiled.base_bytes or 0, profiled.dropped_base_bytes
+        more = max(0, dropped - base)
+        lingering = max(0, profiled.lingering_bytes - more)
+        rest = profiled.lingering_bytes + profiled.between_bytes - more
         return ExternalMemory(
-            base_bytes=profiled.base_bytes or 0,
-            timed_base_bytes=profiled.base_bytes or 0,
-            lingering_bytes=profiled.lingering_bytes,
+            base_bytes=base + more,
+            timed_base_bytes=base + more,
+            dropped_bytes=more,
+            lingering_bytes=lingering,
             returning_bytes=self.graph.observed.returned.excess_bytes(),
-            between_bytes=profiled.between_bytes,
+            between_bytes=max(0, rest - lingering),
             gone=profiled.gone,
             late_bytes=self.late_bytes(),
         )
