@@ -291,3 +291,20 @@ def test_a_file_dies_with_its_last_reference(tmp_path):
     del file
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_the_file_stays_within_its_budget(tmp_path):
+    file = SpillFile(tmp_path)
+    file.budget_bytes = 3 * FILE_BLOCK_BYTES
+    first = file.take(FILE_BLOCK_BYTES)
+    file.take(FILE_BLOCK_BYTES)
+    said = (
+        r"disk_budget is used up: 8\.00 KiB needed, 4\.00 KiB of 12\.0 KiB free; raise disk_budget"
+    )
+    with pytest.raises(SpillError, match=said):
+        file.take(2 * FILE_BLOCK_BYTES)
+    file.give(first, FILE_BLOCK_BYTES)
+    assert file.take(FILE_BLOCK_BYTES) == first
+    file.take(FILE_BLOCK_BYTES)
+    assert file.nbytes == file.budget_bytes
+    file.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from outcore.ir.hardware import Tier
 from outcore.runtime.budget import engine
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.step import store
 from tests.cpu.queues import LateDevice
 from tests.cpu.test_asked_room import Towers, graphs
 from tests.cpu.test_eviction import expected, gradients
@@ -221,3 +225,33 @@ def outstanding(
         loss.backward()
         seen.append(snapshot(module, loss))
     return seen
+
+
+# ---- what ends with a step ----------------------------------------------------------------------
+
+
+def test_planned_steps_run_no_code_of_ours_in_callbacks(rules: Path, tmp_path: Path) -> None:
+    """Python would drop what a signal handler raises in a finalizer or for a weak reference."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Small()
+    backend = Backend(budget="1GiB", overrides=rules, spill_dir=tmp_path)
+    call, x = torch.compile(module, backend=backend), batch(0)
+    for _ in ALONE:
+        mean_square(call(x)).backward()
+    assert the_plan(backend).plan.moves
+    ran: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            ran.add((frame.f_code.co_filename, frame.f_code.co_name))
+
+    sys.setprofile(note)
+    try:
+        mean_square(call(x)).backward()
+    finally:
+        sys.setprofile(None)
+    assert (store.__file__, "drop") in ran
+    assert (store.__file__, "_orphan") not in ran
+    assert (weakref.__file__, "__call__") not in ran
+    assert not [file for file, name in ran if name == "__del__" and "outcore" in file]

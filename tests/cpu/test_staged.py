@@ -29,6 +29,7 @@ from outcore.execute.handles import NOTHING
 from outcore.execute.queued import QueuedDriver
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import STAGING_BUFFERS, Tier, staging_bytes
+from outcore.policies import staging_needed
 from outcore.runtime.budget import engine as runtime
 from tests.cpu.ending import closes_before_each_job, ends, ends_in_a_fork, workers, workers_end
 from tests.cpu.queues import LateDevice, RaceError
@@ -71,6 +72,15 @@ def test_bytes_go_to_the_disk_and_come_back(driver: QueuedDriver) -> None:
         tensor, back = lane.copy_in(number)
         lane.wait(back)
         assert torch.equal(tensor, filled(number))
+    lane.close()
+
+
+def test_nothing_goes_to_the_disk_and_comes_back(driver: QueuedDriver) -> None:
+    lane = driver.open_lane({0: Region(0, 0, torch.float32, (0, 3), (3, 1), Tier.DISK)})
+    lane.wait(lane.copy_out(torch.empty(0, 3), 0))
+    tensor, back = lane.copy_in(0)
+    lane.wait(back)
+    assert tensor.shape == (0, 3)
     lane.close()
 
 
@@ -533,6 +543,10 @@ class TestTraining:
         assert isinstance(driver, QueuedDriver)
         assert driver.slabs.taken_bytes <= 1 << 20  # including the buffers for the disk
         assert backend.report().state == "planned"
+        buffers = staging_needed(planned.problem.trace, planned.plan)
+        assert buffers > 0
+        left = backend.engine.eviction._room_bytes(backend.engine.graphs[0], Tier.HOST)
+        assert left <= (1 << 20) - taken[Tier.HOST] - buffers
 
     def test_a_folder_that_is_missing_is_named_beside_what_is_needed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -183,6 +183,18 @@ class TestLongPlans:
         assert found == reference(problem, evaluator.plan(kinds))
         assert evaluator.evaluate(kinds) == found
 
+    def test_tables_have_room_for_what_comes_back_if_no_op_makes_anything(self) -> None:
+        t = TraceBuilder()
+        x = t.new(64, Role.INPUT)
+        for op in range(9):
+            t.op("test.reads", (Ref(x),) if op % 3 == 0 else (), ())
+        trace = t.trace([x], ())
+        profile = Profile((1e-3,) * len(trace.ops), (0,) * len(trace.ops), Source.ESTIMATED)
+        problem = Problem(trace, profile, small_hardware(), 1 << 20)
+        evaluator = Evaluator(problem)
+        kinds = [OFFLOAD] * len(evaluator.gaps)
+        assert evaluator.evaluate(kinds) == reference(problem, evaluator.plan(kinds))
+
     def test_what_a_chain_makes_again_is_not_fetched_for_it(self) -> None:
         """The rerun of op 1 reads the `b` that the rerun of op 0, for `w`, makes again."""
         t = TraceBuilder()
