@@ -478,7 +478,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     begun = [name for name in names if word and name.startswith(word)]
     nearest = begun or difflib.get_close_matches(word, names, n=1)
     question = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{question}Known: {', '.join(names)}"
+    return f"{question}Known: {', '.join(names) or 'none'}"
 
 
 def _both(nbytes: int) -> str:

@@ -135,6 +135,10 @@ def nothing():
     pass
 
 
+async def waiting():
+    return Net(), torch.empty(4096, 256)
+
+
 def text():
     return "model", torch.empty(1)
 
@@ -431,6 +435,7 @@ def test_on_this_machine(outcore, script):
         ("tripl", "there is no function 'tripl'; did you mean 'triple'?"),
         ("LOADED", "LOADED is not a function"),
         ("nothing", "it returns nothing; let it return (model, inputs), (model, inputs, loss_fn)"),
+        ("waiting", "it returns a coroutine"),
         ("text", "the first value that it returns is a str, not a function or a model"),
         ("failing", "the function raises NameError: name 'undefined' is not defined, at my_script"),
         ("counting", "the function cannot be called: the code reads tensor values, which do not"),
@@ -442,6 +447,7 @@ def test_a_function_that_will_not_do(outcore, script, function, said):
     found = outcore("estimate", f"{script}:{function}", *MACHINE)
     assert found.exit_code == 2, found.output
     assert said in found.stderr
+    assert "never awaited" not in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -496,6 +502,7 @@ def test_what_is_on_a_gpu_is_better_made_on_the_cpu(said):
     [
         ("script.py", "it names no function; write path/to/script.py:function"),
         ("nowhere.py:step", "there is no file nowhere.py"),
+        ("./folder:step", "folder is a folder; write path/to/script.py:function"),
         ("nowhere.at.all:step", "importing it raises ModuleNotFoundError: No module named"),
         ("leaving.py:step", "importing it ends this process (exit code 3), at leaving.py:2"),
         ("wrong.py:step", "importing it raises SyntaxError"),
@@ -504,6 +511,7 @@ def test_what_is_on_a_gpu_is_better_made_on_the_cpu(said):
 def test_a_target_that_is_none(outcore, tmp_path, monkeypatch, target, said):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "folder").mkdir()
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
     (tmp_path / "wrong.py").write_text("def step(:\n", encoding="utf-8")
     found = outcore("estimate", target, *MACHINE)

@@ -395,6 +395,15 @@ def test_closing_leaves_nothing_behind(tmp_path):
         driver.open_lane(regions_of(torch.ones(10)))
 
 
+def test_a_step_is_told_that_its_driver_was_closed(tmp_path):
+    driver = CpuDriver(tmp_path, link_bytes_per_second=float(1 << 14))
+    lane = driver.open_lane(regions_of(torch.ones(1 << 20)))
+    handle = lane.copy_out(torch.ones(1 << 20), 0)
+    driver.close()
+    with pytest.raises(StepError, match="outcore was closed while the step ran"):
+        lane.wait(handle)
+
+
 def test_a_driver_that_nobody_holds_is_closed(tmp_path):
     gc.collect()  # drivers of earlier tests
     before = workers()

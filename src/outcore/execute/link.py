@@ -13,8 +13,9 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, TypeAlias
@@ -31,6 +32,11 @@ from outcore.units import format_bytes
 
 FORKED: Final = "this process was forked from the one that wrapped the model: wrap it again here"
 """The reason of the StepError in a forked process, which has none of the workers."""
+
+CLOSED: Final = (
+    "outcore was closed while the step ran: by close or unwrap, or because the program ends"
+)
+"""The reason of the StepError of a step whose copies were dropped."""
 
 CHUNK_BYTES: Final = 8 << 20
 """The most bytes that one system call moves. Measured: larger chunks than 4 MiB are no faster."""
@@ -239,9 +245,9 @@ class Spill:
         self.into: _Queue = SimpleQueue()
         self._held: dict[ref[FileRoom], tuple[int, int]] = {}
         """Open room -> its offset and size."""
-        self._lost: deque[ref[FileRoom]] = deque()
-        """Rooms that died, most of them open: an interrupt lost the lane before it was closed. They
-        are noted without code of ours, in which Python would drop the next interrupt."""
+        self._dead: deque[ref[FileRoom]] = deque()
+        """Rooms that died. Those still held were lost: an interrupt came before anyone could close
+        the lane. They are noted without code of ours, in which Python would drop the next one."""
         self.threads = (
             _start(f"{OWN_THREADS}out", self.out, Throttle(rate), self.into),
             _start(f"{OWN_THREADS}in", self.into, Throttle(rate), None),
@@ -249,19 +255,32 @@ class Spill:
 
     def take(self, nbytes: int) -> int:
         """Take room in the file for a lane of `nbytes`. Raises `SpillError` if the disk is full."""
-        while self._lost:
-            self.give_back(self._lost.popleft())
+        self._find_lost()
         offset = self.file.take_free(nbytes)
         if offset is not None:
             return offset
         self.drain()  # the room of lanes closed just now is freed by then
+        if self._find_lost():  # their copies held them until now
+            self.drain()
         return self.file.take(nbytes)
 
     def hold(self, room: FileRoom, offset: int, nbytes: int) -> ref[FileRoom]:
         """Note that `room` has taken `nbytes` at `offset`; returns the mark for `give_back`."""
-        mark = ref(room, self._lost.append)
+        mark = ref(room, self._dead.append)
         self._held[mark] = offset, nbytes
         return mark
+
+    def _find_lost(self) -> bool:
+        """Give back the rooms that were lost; returns whether there were any."""
+        lost = [mark for mark in self._died() if mark in self._held]
+        for mark in lost:
+            self.give_back(mark)
+        return bool(lost)
+
+    def _died(self) -> Iterator[ref[FileRoom]]:
+        with suppress(IndexError):  # another thread may have taken the last one
+            while True:
+                yield self._dead.popleft()
 
     def give_back(self, mark: ref[FileRoom]) -> None:
         """Give a room back, if it is still held, once the copies issued so far are over."""
@@ -355,11 +374,14 @@ class FileRoom:
     def wait(self, handle: CopyJob) -> None:
         """Return once the copy is done.
 
-        Raises `SpillError` if it failed or was dropped, and StepError in a forked process.
+        Raises `SpillError` if it failed or was dropped, and StepError in a forked process, or if
+        the file was closed meanwhile.
         """
         self._spill.check_process()
         with handle.done:
             pass
+        if self._spill.closed and isinstance(handle.error, CancelledError):
+            raise StepError(reason=CLOSED) from handle.error
         if handle.error is not None:
             size = format_bytes(self.regions[handle.region].nbytes)
             place = f"region {handle.region} ({size} at file offset {self.offset(handle.region)})"

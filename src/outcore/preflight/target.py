@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -43,6 +43,8 @@ def find(target: str) -> Callable[[], Any]:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise TargetError(target=target, reason="it names no function", advice=FORM)
+    if Path(place).is_dir() and Path(place).name != place:
+        raise TargetError(target=target, reason=f"{place} is a folder", advice=FORM)
     try:
         module = _script(target, Path(place)) if place.endswith(".py") else _module(place)
     except TargetError:
@@ -67,6 +69,8 @@ def find(target: str) -> Callable[[], Any]:
 
 def make_step(target: str, returned: Any) -> Step:
     """The step that a function returned. Raises TargetError if it returned something else."""
+    if isinstance(returned, Coroutine):
+        returned.close()  # or Python warns that nothing awaited it
     if not (isinstance(returned, tuple | list) and len(returned) in (PAIR, TRIPLE)):
         reason = f"it returns {_kind(returned)}"
         raise TargetError(target=target, reason=reason, advice=CONTRACT)
