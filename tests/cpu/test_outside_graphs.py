@@ -186,6 +186,16 @@ def test_what_has_a_hook_itself_is_named_and_the_rest_is_planned() -> None:
     assert outcore.handle(module).report().graphs > len(module.blocks)
 
 
+def test_an_error_names_what_runs_as_plain_pytorch() -> None:
+    """Its memory is held outside the graph that finds too little room."""
+    module = outcore.wrap(hooked_within(), "16MiB")
+    with pytest.warns(UserWarning, match="that calls blocks.2.0: they run as plain PyTorch"):
+        train(module)
+    with pytest.raises(InfeasibleError) as caught:
+        train(module, rows=1 << 15)
+    assert [note for note in caught.value.__notes__ if "that calls blocks.2.0" in note]
+
+
 def test_strict_asks_for_no_more_than_that() -> None:
     module = outcore.wrap(Blocks(breaks), BUDGET, strict=True)
     train(module)

@@ -65,6 +65,8 @@ class CallWrapper:
         """Whether a call of this module added a note to the Backend."""
         self._told = inner
         """Whether it was reported that training calls bring nothing to plan."""
+        self._uncovered = ""
+        """What was last reported of parts that run as plain PyTorch; empty if nothing was."""
         self.calls_to_wait = 0
         """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
         self._inner = inner
@@ -172,6 +174,8 @@ class CallWrapper:
                 self._compiled.take_skipped(model)
             self._name_others(error)
             self._name_plain(model, error)
+            if self._uncovered:
+                error.add_note(f"outcore: {self._uncovered}")
             log.debug("outcore: no plan", exc_info=True)
             raise error.with_traceback(users_frames(error.__traceback__)) from error.__cause__
 
@@ -203,7 +207,8 @@ class CallWrapper:
         """Compile separately what the last backward reached in no graph, or warn about it."""
         plain = self._take_in(model, self._looking.take(model, _known(model)))
         if plain and not self._told:
-            self._note(model, UNCOMPILED.format(names=listed(plain)), aloud=True)
+            self._uncovered = UNCOMPILED.format(names=listed(plain))
+            self._note(model, self._uncovered, aloud=True)
 
     def _take_in(self, model: nn.Module, plain: list[str]) -> list[str]:
         """Compile separately the modules at the paths `plain`, which ran in no graph.

@@ -114,18 +114,19 @@ class Observer:
         profiling, observed = graph.profiling, graph.observed
         if graph.planned is not None and interlude.latest() is graph:
             paused, first_bytes = observed.paused_since, observed.first_bytes
-            dropped = graph.planned.external.dropped_bytes
+            external = graph.planned.external
+            if first_bytes is not None and external.dropped_bytes:  # the base is of other calls
+                first_bytes = max(first_bytes, external.base_bytes)
         elif profiling is not None and profiling.times_pause:
-            paused, first_bytes, dropped = observed.paused, profiling.first_bytes, 0
+            paused, first_bytes = observed.paused, profiling.first_bytes
         else:
             return
         if first_bytes is None:
             return
         others = {g: n for g, n in calls.items() if g is not graph}
-        external = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
-        external -= calls[graph] * self._residency.states_bytes(graph)
-        beyond = external - first_bytes - dropped
-        observed.unchecked |= paused.note(calls[graph] - 1, others, beyond)
+        held = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
+        held -= calls[graph] * self._residency.states_bytes(graph)
+        observed.unchecked |= paused.note(calls[graph] - 1, others, held - first_bytes)
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:
