@@ -6,6 +6,8 @@ import fcntl
 import mmap
 import os
 import stat
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from outcore.errors import SpillError
 from outcore.execute import disk
 from outcore.execute.disk import FILE_BLOCK_BYTES, MEMORY_ALIGNMENT_BYTES, SpillFile
+from outcore.execute.link import Barrier, FileRoom, Spill
 
 CHUNK = 2 * FILE_BLOCK_BYTES
 SIZES = st.one_of(st.integers(0, 3 * MEMORY_ALIGNMENT_BYTES), st.integers(0, 6 * FILE_BLOCK_BYTES))
@@ -291,6 +294,26 @@ def test_a_file_dies_with_its_last_reference(tmp_path):
     del file
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_room_that_is_given_back_late_is_waited_for_if_the_file_may_not_grow(tmp_path):
+    """Else a small lane would take the place of a large one that comes after it."""
+    spill = Spill(tmp_path, None)
+    blocks = [2, 3, 5]
+    spill.file.budget_bytes = sum(blocks) * FILE_BLOCK_BYTES
+    for _ in range(2):
+        rooms = []
+        for number in blocks:
+            nbytes = number * FILE_BLOCK_BYTES
+            rooms.append(FileRoom(spill, {}, spill.take(nbytes), nbytes))
+        small, *large = rooms
+        for room in large:
+            room.close()
+        spill.drain()
+        spill.out.put(Barrier(partial(time.sleep, 0.1)))
+        small.close()
+    assert spill.file.nbytes == spill.file.budget_bytes
+    spill.close()
 
 
 def test_the_file_stays_within_its_budget(tmp_path):

@@ -125,6 +125,21 @@ def test_what_an_optimizer_takes_after_a_step_is_known() -> None:
     assert 2 * nbytes <= graph.status.after_beyond_bytes <= 2.1 * nbytes
 
 
+def test_what_came_right_before_a_graph_is_planned_counts() -> None:
+    """Gradients accumulate in the profiled steps, and then the optimizer takes its first step."""
+    training = Training(backend := Backend(budget="1GiB"))
+    optimizer = torch.optim.Adam(training.module.parameters())
+    for _ in range(PROFILED_STEPS - 1):
+        mean_square(training.call(training.x)).backward()
+    optimizer.step()
+    mean_square(training.call(training.x)).backward()
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert graph.planned is not None
+    parameters = sum(p.nbytes for p in training.module.parameters())
+    assert graph.planned.external.base_bytes >= 3 * parameters  # gradients, and two for Adam
+
+
 def test_where_such_a_state_has_no_room_it_is_said_once() -> None:
     """External memory rises and falls with the gradients; that is no growth."""
     backend = Backend(budget="20MiB", policy="pooch")

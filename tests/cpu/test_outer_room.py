@@ -227,6 +227,15 @@ def outstanding(
     return seen
 
 
+def test_calls_of_one_graph_that_are_profiled_together_share_the_outer_tiers(
+    towers: Callable[..., Towers],
+) -> None:
+    """The first program of a call alone would take more than half of what there is."""
+    together = towers("12MiB", "8MiB", policy="search{effort=0.5}")
+    assert trained(together, (0, 0), times=PROFILED_STEPS + 4)
+    assert graphs(together.backend)[0].planned is not None
+
+
 # ---- what ends with a step ----------------------------------------------------------------------
 
 

@@ -119,6 +119,10 @@ class SpillFile:
         status = os.fstatvfs(self.fd)
         return status.f_bavail * status.f_frsize
 
+    def may_grow(self, nbytes: int) -> bool:
+        """Whether the budget allows so much more."""
+        return self.budget_bytes is None or self.nbytes + nbytes <= self.budget_bytes
+
     def take(self, nbytes: int) -> int:
         """Take `nbytes` and return their offset: freed space if it suffices, else new space.
 
@@ -192,7 +196,7 @@ class SpillFile:
         more = nbytes - (end - start if stop == end else 0)
         if more > self.free_bytes():
             raise self.error("too little disk space", more)
-        if self.budget_bytes is not None and end + more > self.budget_bytes:
+        if self.budget_bytes is not None and not self.may_grow(more):
             raise SpillError(
                 directory=self.directory,
                 reason="disk_budget is used up",

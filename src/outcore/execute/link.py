@@ -245,6 +245,8 @@ class Spill:
         self.into: _Queue = SimpleQueue()
         self._held: dict[ref[FileRoom], tuple[int, int]] = {}
         """Open room -> its offset and size."""
+        self._leaving: set[ref[FileRoom]] = set()
+        """Rooms that are given back once the copies issued so far are over."""
         self._dead: deque[ref[FileRoom]] = deque()
         """Rooms that died. Those still held were lost: an interrupt came before anyone could close
         the lane. They are noted without code of ours, in which Python would drop the next one."""
@@ -256,6 +258,8 @@ class Spill:
     def take(self, nbytes: int) -> int:
         """Take room in the file for a lane of `nbytes`. Raises `SpillError` if the disk is full."""
         self._find_lost()
+        if self._leaving and not self.file.may_grow(nbytes):
+            self.drain()  # or what comes later may find free room only in pieces
         offset = self.file.take_free(nbytes)
         if offset is not None:
             return offset
@@ -286,7 +290,12 @@ class Spill:
         """Give a room back, if it is still held, once the copies issued so far are over."""
         held = self._held.pop(mark, None)
         if held is not None:
-            self.out.put(Barrier(partial(self.file.give, *held)))
+            self._leaving.add(mark)
+            self.out.put(Barrier(partial(self._give, mark, *held)))
+
+    def _give(self, mark: ref[FileRoom], offset: int, nbytes: int) -> None:
+        self.file.give(offset, nbytes)
+        self._leaving.discard(mark)
 
     def check_process(self) -> None:
         """Raise StepError in a forked process, where a copy would never be done."""

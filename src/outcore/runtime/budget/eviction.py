@@ -189,7 +189,9 @@ class Eviction:
         known = execution.lean_elsewhere
         if known is None or not self.has_room(known):
             known = None
-        for without in ((), (Tier.HOST,), (Tier.HOST, Tier.DISK)):
+        host = self._plans.planner.solver.hardware().capacity(Tier.HOST)
+        nearest = [(Tier.HOST,)] if host else []
+        for without in ((), *nearest, (Tier.HOST, Tier.DISK)):
             with suppress(InfeasibleError):
                 lean = self._lean_beside(graph, known, execution.planned, inputs, without)
                 if self.has_room(lean):
@@ -411,8 +413,10 @@ def _region(tensor: torch.Tensor, offset: int, tier: Tier) -> Region:
 def _between_bytes(graph: PlannedGraph) -> int:
     """What was seen to be made while a call of `graph` waited, without its tangents."""
     planned, profiling = graph.planned, graph.profiling
-    seen = profiling if planned is None else planned.external
-    return 0 if seen is None else seen.between_bytes + seen.lingering_bytes
+    if planned is not None:
+        seen = planned.external
+        return seen.between_bytes + seen.lingering_bytes + seen.dropped_bytes
+    return 0 if profiling is None else profiling.between_bytes + profiling.lingering_bytes
 
 
 def _is_in_doubt(graph: PlannedGraph, executable: Executable) -> bool:

@@ -38,7 +38,8 @@ class Observer:
         )
         if planned is not None and observed.latest_mix_uncounted:
             self._residency.sweep()
-            beyond = self._residency.base_bytes(graph, inputs) - planned.external.base_bytes
+            base_bytes = planned.external.base_bytes - planned.external.dropped_bytes
+            beyond = self._residency.base_bytes(graph, inputs) - base_bytes
         for other in others:  # it may have left no room for the gradients of this graph
             other.observed.unchecked |= other not in observed
         observed.unchecked |= observed.called.note(own, others, beyond)

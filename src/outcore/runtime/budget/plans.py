@@ -125,8 +125,9 @@ class Plans:
         while True:
             budget = self._settings.budget_bytes
             self._driver.bound_memory(self._residency.resident_bytes, budget)
-            resident = self._residency.external_bytes(graph, inputs)
-            shares = replace(self._shares(graph), held=self._held_beside(graph))
+            own = sum(store.private_bytes for store in self._registry.stores.of(graph))
+            resident = own + self._residency.external_bytes(graph, inputs)
+            shares = replace(self._shares(graph), held=self._held_unplanned())
             try:
                 with naming_the_rank():
                     return self.planner.programs.floor(shares, resident, known, leanest=leanest)
@@ -136,10 +137,10 @@ class Plans:
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
 
-    def _held_beside(self, graph: PlannedGraph) -> dict[Tier, int]:
-        """What calls of graphs without a plan, other than `graph`, hold in the outer tiers."""
-        others = [g for g in self._registry.active() if g is not graph and g.planned is None]
-        stores = [store for other in others for store in self._registry.stores.of(other)]
+    def _held_unplanned(self) -> dict[Tier, int]:
+        """What calls of graphs without a plan hold in the outer tiers."""
+        unplanned = [g for g in self._registry.active() if g.planned is None]
+        stores = [store for graph in unplanned for store in self._registry.stores.of(graph)]
         programs = [p for store in stores if (p := store.executable.program) is not None]
         return {t: sum(extent_bytes(p, t) for p in programs) for t in (Tier.HOST, Tier.DISK)}
 

@@ -89,9 +89,10 @@ class FirstSteps:
             engine.residency.sweep()
         resident = engine.residency.external_bytes(graph, inputs)
         fits = resident <= profiling.most_resident_bytes
-        if not (own or profiling.done or (fits and engine.eviction.has_room(profiling.executable))):
-            # An optimizer has its state by now, or calls of other graphs wait that did not before.
-            # If nothing fits any more, planning reports it.
+        room = (own or fits) and engine.eviction.has_room(profiling.executable)
+        if not (room or profiling.done):
+            # An optimizer has its state by now, or more calls wait than before. If nothing fits any
+            # more, planning reports it.
             with contextlib.suppress(InfeasibleError):
                 profiling = self._begin(inputs)
         engine.observer.base(graph, profiling, own, resident)

@@ -159,6 +159,11 @@ class Profiling:
             self.first_bytes, self.returned = base_bytes, False
         return base_bytes - self.first_bytes
 
+    @property
+    def open_base_bytes(self) -> int:
+        """`base_bytes` for the latest call, if it has neither come back nor was seen dropped."""
+        return 0 if self.returned else self.first_bytes
+
     def came_back(self) -> None:
         """Note that a timed call has come back."""
         self.base_bytes = max(self.base_bytes or 0, self.first_bytes)

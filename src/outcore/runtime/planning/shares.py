@@ -59,7 +59,7 @@ class Shares:
     """Whether to ignore the current plans of other graphs, because they will be planned again as
     they are called."""
     held: Mapping[Tier, int] = field(default_factory=dict)
-    """Bytes of the outer tiers that calls of other graphs without a plan hold now."""
+    """Bytes of the outer tiers that calls of graphs without a plan hold now."""
     unplanned_lean: bool = False
     """Whether to assume that graphs without a plan will hold no more than under their leanest plan.
     """
@@ -197,7 +197,8 @@ class Shares:
     def measured(self, profiled: Profiling) -> ExternalMemory:
         """What was measured of the external memory in profiled steps."""
         base, dropped = profiled.base_bytes or 0, profiled.dropped_base_bytes
-        more = max(0, dropped - base)
+        grown = max(0, profiled.open_base_bytes - max(base, dropped))
+        base, more = base + grown, max(0, dropped - base)
         lingering = max(0, profiled.lingering_bytes - more)
         rest = profiled.lingering_bytes + profiled.between_bytes - more
         return ExternalMemory(
