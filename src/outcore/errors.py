@@ -308,10 +308,8 @@ class SpillError(OutcoreError, OSError):
     @property
     def message(self) -> str:
         """Name the directory, the reason, and needed against free bytes where known."""
-        free, advice = (
-            "free",
-            "choose another with spill_dir or OUTCORE_SPILL_DIR, or raise the budget",
-        )
+        free = "free"
+        advice = "choose another with spill_dir or OUTCORE_SPILL_DIR, or raise the budget"
         if self.budget_bytes is not None:
             free = f"of {format_bytes(self.budget_bytes)} free"
             advice = "raise disk_budget, raise the budget, or keep fewer forward calls outstanding"

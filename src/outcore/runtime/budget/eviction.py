@@ -90,8 +90,8 @@ class Eviction:
 
         Usually that is `executable`. If it is the graph's plan, and that needs too much even if all
         that can be moved away is, it is a program of little memory instead, if one fits. If other
-        calls wait and the outer tiers have no room for this one, it is a program that offloads
-        nothing to a full tier.
+        calls wait and the outer tiers have no room for this one by its plan, it is a program that
+        takes no more of them than is left.
         """
         executable = self._on_device(graph, executable, inputs)
         execution = graph.execution

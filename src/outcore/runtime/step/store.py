@@ -207,5 +207,6 @@ class Stores:
             store.release()
 
     def _orphan(self, number: int, _: object) -> None:
-        """Drop a store whose stand-in died."""
-        self.drop(number)
+        """Drop a store whose stand-in died, unless the program ends: its device may be gone."""
+        if not sys.is_finalizing():
+            self.drop(number)
