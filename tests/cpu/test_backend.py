@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch.profiler import ProfilerActivity, profile
 
 from outcore import Backend
-from outcore.errors import CaptureError, OptionValueError
+from outcore.errors import CaptureError, OptionValueError, StepError
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import MARGIN_DIVISOR
 from outcore.ir.memory import peak
@@ -36,6 +37,7 @@ from outcore.runtime.budget.registry import IDLE_STEPS
 from outcore.runtime.graphs.calls import states_bytes
 from outcore.runtime.graphs.recording import LONGEST_RECORDING
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, GraphStatus
+from outcore.runtime.step import store
 from outcore.runtime.step.metered_step import MeteredStep
 from outcore.torch_backend import backend_for
 from tests.cpu.training import (
@@ -557,6 +559,48 @@ class TestTrouble:
             expected.backward()
             assert same([snapshot(module, loss)], [snapshot(plain, expected)])
         assert outstanding(backend) == 0
+
+    def test_hooks_that_round_numbers_find_the_right_call(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As hooks do that save everything in 16 bits. Some calls never come back."""
+        monkeypatch.setattr(store, "_numbers", count(250))
+        torch.manual_seed(0)
+        module = Small()
+        call, _ = compiled(module)
+        torch.manual_seed(0)
+        plain = Small()
+        hooks = partial(torch.autograd.graph.saved_tensors_hooks, integers_in_16_bits, unpacked)
+        for step in range(2 * STEPS):
+            torch.manual_seed(step)
+            with hooks():
+                call(batch(1)).sum()
+                torch.manual_seed(step)
+                loss = call(batch(0)).sum()
+            loss.backward()
+            torch.manual_seed(step)
+            plain(batch(1)).sum()
+            torch.manual_seed(step)
+            expected = plain(batch(0)).sum()
+            expected.backward()
+            assert same([snapshot(module, loss)], [snapshot(plain, expected)])
+
+    def test_a_hook_that_loses_numbers_is_refused(self) -> None:
+        call, _ = compiled(Small())
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.shape, torch.zeros):
+            loss = call(batch(0)).sum()
+        with pytest.raises(StepError, match="a saved-tensor hook changed the values"):
+            loss.backward()
+
+
+def integers_in_16_bits(saved: torch.Tensor) -> tuple[torch.dtype, torch.Tensor]:
+    exact = saved.is_floating_point()
+    return saved.dtype, saved.clone() if exact else saved.to(torch.bfloat16)
+
+
+def unpacked(packed: tuple[torch.dtype, torch.Tensor]) -> torch.Tensor:
+    dtype, saved = packed
+    return saved.to(dtype)
 
 
 class TestClosed:

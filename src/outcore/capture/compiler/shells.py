@@ -2,9 +2,9 @@
 
 AOTAutograd only needs their signatures. The forward shell returns the user's outputs, the inputs
 that plain PyTorch would save (so that autograd still checks that nobody overwrote them), and one
-stand-in: a number that identifies the store in which everything else waits for backward. The bodies
-of the shells never run, except if compiled autograd is enabled after the graph was compiled: it
-copies them into its own graph.
+stand-in (`stand_in.py`): its number identifies the store in which everything else waits for
+backward. The bodies of the shells never run, except if compiled autograd is enabled after the graph
+was compiled: it copies them into its own graph.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from outcore.capture.compiler.stand_in import like_stand_ins
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def _stand_in(primals: list[Node]) -> torch.Tensor:
     modes = (getattr(n.meta.get("val"), "fake_mode", None) for n in primals)
     mode = next(m for m in modes if m is not None)
     with mode:
-        return torch.empty(1, dtype=torch.int64, device="cpu")
+        return like_stand_ins()
 
 
 def _copy(graph: Graph, node: Node) -> Node:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from outcore.capture.compiler.stand_in import Name, name, number_of, stand_in
 from outcore.errors import StepError
 from outcore.execute import Executable, Lane
 from outcore.ir.hardware import Tier
@@ -109,14 +110,6 @@ class Store:
         self.runner = None
 
 
-class _Name(bytearray):
-    """The memory of a stand-in tensor: a number that weak references can watch.
-
-    The tensor's storage owns it, so it lives as long as any alias of the stand-in. A weak reference
-    to the tensor itself would end with its Python object, which autograd may replace.
-    """
-
-
 class Stores:
     """The stores of the outstanding forward calls."""
 
@@ -124,7 +117,7 @@ class Stores:
         self._live: dict[int, Store] = {}
         self._calls: dict[Owner, dict[int, Store]] = {}
         """The same stores by graph. A graph may have none: finalizers drop stores at any time."""
-        self._names: dict[int, weakref.ref[_Name]] = {}
+        self._names: dict[int, weakref.ref[Name]] = {}
         """What watches the stand-ins of stores. A dropped store needs no watching: in a callback,
         Python would drop an interrupt."""
         self._put_away = False
@@ -167,15 +160,15 @@ class Stores:
         `follow`: the store dies with the stand-in. Otherwise it lives until its backward ran,
         because saved-tensor hooks of the user may replace the stand-in.
         """
-        name = _Name(store.number.to_bytes(8, sys.byteorder))
+        memory = name(store.number)
         if not self._live:
             self._calls.clear()
         self._live[store.number] = store
         self._calls.setdefault(store.visit.owner, {})[store.number] = store
         if follow:
             drop = partial(self._orphan, store.number)
-            self._names[store.number] = weakref.ref(name, drop)
-        return torch.frombuffer(name, dtype=torch.int64)
+            self._names[store.number] = weakref.ref(memory, drop)
+        return stand_in(memory)
 
     def put_away(self, store: Store, away: MovedTensors) -> None:
         """Drop from `store` what was moved away, until it is fetched."""
@@ -187,16 +180,22 @@ class Stores:
         if store.number not in self._live:
             away.lane.close()
 
-    def find(self, stand_in: torch.Tensor) -> Store:
-        """The store that `stand_in` names. Raises StepError if it is gone."""
-        number = int(stand_in.item())
-        if number not in self._live:
+    def find(self, saved: torch.Tensor) -> Store:
+        """The store that a saved stand-in names. Raises StepError if it is gone, or not named."""
+        number = number_of(saved)
+        if number is None:
+            raise StepError(
+                reason="a saved-tensor hook changed the values of a saved tensor of integers "
+                "(uint8, 96 elements), so outcore cannot tell which forward call this backward "
+                "call belongs to: let the hook change tensors of floating-point numbers only"
+            )
+        store = self._live.get(number)
+        if store is None:
             raise StepError(
                 reason="backward through a graph whose saved data was freed: an earlier backward "
-                "call ran without retain_graph=True, or a saved-tensor hook changed the saved "
-                "tensors"
+                "call ran without retain_graph=True"
             )
-        return self._live[number]
+        return store
 
     def drop(self, number: int) -> None:
         """Release a store, if it still exists."""
