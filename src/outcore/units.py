@@ -187,8 +187,8 @@ def _fraction_of(fraction: float | Fraction, total_bytes: int | None, shown: str
     """Return `fraction` of `total_bytes`, rounded down; refuse what is not a fraction."""
     if not 0 < fraction <= 1:
         raise ValueError(
-            f'{shown} is not a fraction of the device: write "80%" (above 0, at most 100 %), or '
-            'bytes as an int or as text like "16GiB"'
+            f'{shown} is not a fraction: write "80%" (above 0, at most 100 %), or a size like '
+            '"16GiB", or bytes as an int'
         )
     if total_bytes is None:
         raise ValueError(

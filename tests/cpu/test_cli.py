@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -108,12 +109,40 @@ def test_closed_streams_are_no_error():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
-def test_a_full_disk_behind_a_pipe_is_one_line():
+@pytest.mark.parametrize("argument", ["hardware", "--version"])
+def test_a_full_disk_behind_a_pipe_is_one_line(argument):
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-c", "from outcore.cli import main; main()", "hardware"]
+        command = [sys.executable, "-c", "from outcore.cli import main; main()", argument]
         run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
     assert run.returncode == 2
     assert run.stderr.decode().strip() == "error: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("app.app = lambda: print('caf\\xe9')", "caf\\xe9"),
+        ("sys.argv[1:] = ['run', 'prints.py']", "strict"),
+    ],
+)
+def test_what_standard_output_cannot_encode_is_escaped(tmp_path, command, printed):
+    """A script that is run prints as it does without outcore."""
+    (tmp_path / "prints.py").write_text("import sys; print(sys.stdout.errors)", encoding="utf-8")
+    code = "import sys; from outcore.cli import main; app = sys.modules[main.__module__]; "
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}{command}; main()"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        capture_output=True,
+        check=True,
+    )
+    assert run.stdout.decode().strip() == printed
+
+
+def test_too_many_samples_are_refused(outcore):
+    ended = outcore("floor", "--network", "alexnet", "--batch", "99999999999999999999")
+    assert ended.exit_code == 2
+    assert "2147483647" in ended.stderr
 
 
 def test_too_few_iterations_are_refused(outcore):

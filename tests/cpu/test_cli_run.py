@@ -105,7 +105,7 @@ def test_a_module_does_what_it_does(tmp_path):
     assert told(python(*OUTCORE, "run", "-m", "package.none", folder=tmp_path)) == told(missing)
 
 
-@pytest.mark.parametrize("arguments", [(), ("nowhere.py",)])
+@pytest.mark.parametrize("arguments", [(), ("",), ("nowhere.py",)])
 def test_nothing_to_run(arguments, outcore):
     done = outcore("run", *arguments)
     assert done.exit_code == 2

@@ -1,5 +1,9 @@
 """Policies: the registry, specs as text, what every policy's plan promises, and floors."""
 
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -508,6 +512,33 @@ def test_a_policy_that_cannot_meet_the_budget_says_which_and_what_it_needs():
     assert caught.value.op.startswith("op 5 test.b at")
     assert "needs 323 KiB (330752 bytes) at once under policy keep-all" in str(caught.value)
     assert caught.value.floor_bytes == 323 * KIB
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_error_keeps_nothing_of_its_callers_alive(spec):
+    """As one does that lies in a list of a function that it came through."""
+
+    class Held:
+        pass
+
+    def refused(_: object) -> None:
+        with suppress(InfeasibleError):
+            resolve(spec).plan(replace(chain(), budget_bytes=1))
+
+    held = Held()
+    alive = weakref.ref(held)
+    refused(held)
+    del held
+    assert alive() is None
 
 
 def test_weights_are_told_that_no_batch_makes_fewer():

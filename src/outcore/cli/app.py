@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -70,7 +73,8 @@ def _unforeseen(error: Exception) -> bool:
 
 
 def _tell(text: str) -> None:
-    Console(stderr=True).print(Text(text, style="red"), soft_wrap=True, highlight=False)
+    with suppress(OSError):  # the exit code still tells
+        Console(stderr=True).print(Text(text, style="red"), soft_wrap=True, highlight=False)
 
 
 app = typer.Typer(
@@ -125,6 +129,21 @@ app.command(context_settings=AS_GIVEN)(run)
 app.add_typer(plan_app, name="plan")
 
 
+@contextmanager
+def _printing_anything() -> Iterator[None]:
+    """Print characters that standard output cannot encode as escapes, as standard error does."""
+    stream = sys.stdout
+    if not isinstance(stream, TextIOWrapper):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors=before)  # a script's output stays as it was set up
+
+
 def main() -> None:
     """Run the command line."""
     excepthook, script = sys.excepthook, None
@@ -132,9 +151,15 @@ def main() -> None:
         if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - open until the process ends
     try:
-        app()
+        with _printing_anything():
+            app()
     except HandedOver as handed_over:
         script = handed_over.script
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # --help and --version, which are no commands
+        _tell(f"error: {error}")
+        sys.exit(EXIT_ERROR)
     if script is not None:  # outside `except`: the script's errors get no context from us
         sys.excepthook = excepthook  # typer replaced it
         script.run()

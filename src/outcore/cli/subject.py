@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NETWORK, BATCH, MACHINE, STATES = "resnet50", 256, "v100-pcie3", 1
 """Defaults of the options; for a script the machine is `THIS_MACHINE`."""
 
+MOST_SAMPLES = 2**31 - 1
+"""Tensors of the networks then still have fewer than 2**63 bytes."""
+
 _SHOWN_MACHINE = f"{MACHINE}, and for a script {THIS_MACHINE}"
 
 Target = Annotated[
@@ -38,12 +41,17 @@ Network = Annotated[
     typer.Option("--network", help="A network of `outcore networks`.", show_default=NETWORK),
 ]
 Batch = Annotated[
-    int | None, typer.Option("--batch", min=1, help="Samples.", show_default=str(BATCH))
+    int | None,
+    typer.Option("--batch", min=1, max=MOST_SAMPLES, help="Samples.", show_default=str(BATCH)),
 ]
 Batches = Annotated[
     list[int] | None,
     typer.Option(
-        "--batch", min=1, help="Samples; may be given several times.", show_default=str(BATCH)
+        "--batch",
+        min=1,
+        max=MOST_SAMPLES,
+        help="Samples; may be given several times.",
+        show_default=str(BATCH),
     ),
 ]
 Machine = Annotated[
@@ -169,8 +177,9 @@ def subjects(
         return [_scripted(target, hardware, states, real=real)]
     from outcore.networks import network as named  # noqa: PLC0415 - loads torch
 
-    name = network or NETWORK
-    machine, spec = machine_of(hardware or MACHINE), named(name)
+    name = NETWORK if network is None else network
+    machine = machine_of(MACHINE if hardware is None else hardware)
+    spec = named(name)
 
     def of(samples: int) -> Subject:
         def trace() -> Traced:
@@ -190,7 +199,7 @@ def _scripted(target: str, hardware: str | None, states: int | None, *, real: bo
 
         return traced_step(target, real=real)
 
-    machine = machine_of(hardware or THIS_MACHINE)
+    machine = machine_of(THIS_MACHINE if hardware is None else hardware)
     return Subject(target, machine, trace, states=STATES if states is None else states)
 
 

@@ -109,7 +109,7 @@ class Report:
         """
         from outcore.report.page import page  # noqa: PLC0415 - loads jinja2
 
-        Path(path).write_text(page(self), encoding="utf-8")
+        Path(path).write_bytes(page(self).encode(errors="backslashreplace"))
 
     def to_chrome_trace(self, path: File) -> None:
         """Write the timelines as JSON for Perfetto and chrome://tracing."""

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from outcore.cli.comparison import RunComparison, table, to_dict
 from outcore.cli.progress import progress
+from outcore.cli.subject import MOST_SAMPLES
 from outcore.cli.training import Budgeted, InCore, Mode, Task, TrainingRun, train
 from outcore.errors import BudgetError, OptionValueError
 from outcore.units import format_bytes, parse_size
@@ -52,7 +53,11 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Samples per iteration (default: 16; for ResNet-50 on a GPU 64)."),
+        typer.Option(
+            min=1,
+            max=MOST_SAMPLES,
+            help="Samples per iteration (default: 16; for ResNet-50 on a GPU 64).",
+        ),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="See `outcore policies` (default: that of the library).")
@@ -87,7 +92,7 @@ def demo(  # noqa: PLR0913 - an argument per option of the command
 
     Ends with exit code 1 if gradients differ or the measured peak is above the budget.
     """
-    budget = budget or ("75%" if small else "40%")
+    budget = ("75%" if small else "40%") if budget is None else budget
     options = {"policy": policy, "link_limit": link_limit, "spill_dir": spill_dir}
     found = _device(device, link_limit)
     _check(budget, options)

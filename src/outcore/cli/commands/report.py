@@ -92,9 +92,10 @@ def report(  # noqa: PLR0913 - a command has as many arguments as options
     files = _Files(html, chrome_trace, memory_snapshot, plot_file)
     files.check()
     saved = None if plan_file is None else _load(plan_file, policy, with_sweep=with_sweep)
-    wanted = _resolved(policy or POLICY)
+    wanted = _resolved(POLICY if policy is None else policy)
     step = subject(target, network, batch, hardware, states, real=real)
-    nbytes = step.budget_bytes(budget or (WHOLE if saved is None else budget_of(saved)))
+    known = WHOLE if saved is None else budget_of(saved)
+    nbytes = step.budget_bytes(known if budget is None else budget)
     progress, shown = Console(stderr=True), escape(step.title)
     bound = bound and has_solver(progress)
     with progress.status(shown) as status, reporting_search(status, step.title):

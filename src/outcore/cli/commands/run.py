@@ -39,7 +39,7 @@ def run(
     given = list(arguments or ())
     if module is not None:
         raise HandedOver(Script(module, _rest(given), is_module=True))
-    if not given:
+    if not given or not given[0]:  # Path("") is the current folder
         raise OptionValueError(option="SCRIPT", value="", reason="name a script, or a module by -m")
     if not Path(given[0]).exists():
         raise OptionValueError(option="SCRIPT", value=given[0], reason="there is no such file")

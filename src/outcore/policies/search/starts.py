@@ -54,7 +54,7 @@ def find_starts(problem: Problem, min_bytes: int, deadline: float = inf) -> Star
             plans.append(make(problem))
         except InfeasibleError as error:
             if make != rule:
-                refusals.append(error)
+                refusals.append(error.with_traceback(None))  # it would keep callers' data
     return Starts(tuple(plans), tuple(refusals))
 
 

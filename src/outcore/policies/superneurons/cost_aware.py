@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
@@ -108,7 +108,7 @@ class SuperNeuronsCostAware:
                 return self._settle(problem, replayed | evicted)
             except InfeasibleError as error:
                 if error.tier != Tier.DEVICE.value:
-                    outer.append(error)
+                    outer.append(error.with_traceback(None))  # it would keep callers' data
                     break
                 capacity_bytes -= error.floor_bytes - problem.budget_bytes
         return self._leanest(problem, replayed, movable, Offload(tier), outer)
@@ -134,9 +134,9 @@ class SuperNeuronsCostAware:
             try:
                 return self._settle(problem, {**replayed, **dict.fromkeys(evicted, leave)})
             except InfeasibleError as error:
-                errors.append(error)
+                errors.append(error.with_traceback(None))
         beyond = [error for error in errors if error.tier != Tier.DEVICE.value]
-        raise min(beyond or errors, key=lambda error: error.floor_bytes)
+        raise replace(min(beyond or errors, key=lambda error: error.floor_bytes))
 
     def _dropping(self, problem: Problem, replayed: Mapping[Gap, Choice]) -> Plan:
         """The plan that the cache walks: it drops what is replayed, and moves nothing.

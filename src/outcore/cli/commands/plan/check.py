@@ -84,7 +84,7 @@ def check(  # noqa: PLR0913 - a command has as many arguments as options
         told = f"{file}: {several} saved"
         if not alone:
             step = subject(target, network, batch, hardware, states, real=real)
-            nbytes = step.budget_bytes(budget or budget_of(found))
+            nbytes = step.budget_bytes(budget_of(found) if budget is None else budget)
             with Console(stderr=True).status(escape(step.title)) as status:
                 comparison = step.traced_comparison(status)
                 with comparison.naming_budgets(nbytes):
