@@ -1,0 +1,283 @@
+"""graph_compiler: make of a graph that torch.compile captured what runs it.
+
+AOTAutograd calls `_partition` with the joint forward and backward graph, then the two compilers
+with the two halves. A graph that can be planned becomes a PlannedGraph, and its halves call the
+graph's Runner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import GraphModule
+
+from outcore.capture import (
+    SparseGradients,
+    Symbolic,
+    aot_autograd,
+    as_dynamo_compiles,
+    as_kernels,
+    boxed,
+    by_cudnn,
+    capture,
+    compiles_autograd,
+    default_partition,
+    densely,
+    fused,
+    is_within,
+    partition_later,
+    passing,
+    prepare,
+    shells,
+    without_function_modes,
+    without_tokens,
+)
+from outcore.errors import CaptureError
+from outcore.execute import Executable, in_core
+from outcore.ir.verify import verify_trace
+from outcore.runtime.by_size import BySize
+from outcore.runtime.conduct.conductor import Conductor
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.parameters import Parameters
+from outcore.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from outcore.runtime.backend import Backend
+
+KEY = "outcore_runner"
+"""Key of the Runner in the `meta` of a shell module. The Runner holds the graph, so the graph lives
+as long as the code that torch compiled for it."""
+
+CONDITION = "outcore.cond_"
+"""Prefix of the targets of ops that choose between branches (`capture.as_ops`)."""
+
+BRANCHES = (
+    "torch.cond: for a branch that was not taken in the profiled steps, plans count tensors but "
+    "not kernel workspaces: it may need more memory than predicted"
+)
+
+Call = Callable[..., Any]
+
+
+class Tally:
+    """A counter that compiled code can increment without keeping the Backend alive.
+
+    It needs no lock: between reading and writing an attribute, CPython switches no threads. And
+    only whether it has grown matters.
+    """
+
+    number = 0
+
+
+class GraphCompiler:
+    """Compiles graphs for a Backend, whose engine then runs them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def symbolic(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
+        """Compile a graph once for all sizes. Raises CaptureError if that is not possible."""
+        return self.compiled(module, inputs, partition=self._partition_symbolic)
+
+    def compiled(
+        self, module: GraphModule, inputs: Sequence[Any], partition: Call | None = None
+    ) -> Call:
+        """Compile a graph: planned if it can be, else as torch captured it."""
+        backend = self.backend
+        compiler = aot_autograd(
+            fw_compiler=self._forward_compiler,
+            bw_compiler=self._backward_compiler,
+            inference_compiler=partial(_plain, backend.plain_calls, backend.parameters),
+            partition_fn=self._apart if compiles_autograd() else partition or self._partition,
+        )
+        backend.compiled_anew = True
+        with passing(), as_kernels():
+            compiled: Call = compiler(module, inputs)
+        return compiled
+
+    def _apart(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        """Partition as torch does: compiled autograd would replace outcore's backward call."""
+        self.backend.refuse(CaptureError(reason="compiled autograd is enabled"))
+        return default_partition(*args, **kwargs)
+
+    def _partition(
+        self,
+        joint: GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[GraphModule, GraphModule]:
+        if is_within(joint_inputs):
+            return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        static = list(static_lifetime_input_indices or ())
+        try:
+            with self._capturing():
+                joint = self._fused(joint, num_fwd_outputs)
+                conductor, sparse = self._conductor(joint, num_fwd_outputs, static)
+        except CaptureError as error:
+            self.backend.refuse(error)
+            return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        halves = default_partition(
+            joint,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static,
+        )
+        outside = shells(*halves, num_fwd_outputs, conductor.graph.captured.overwritten)
+        runner = Runner(conductor, outside.saved_inputs, sparse)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
+        return outside.forward, outside.backward
+
+    def _partition_symbolic(
+        self,
+        joint: GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[GraphModule, GraphModule]:
+        """Partition a joint graph with symbolic sizes: graphs with numbers are made from it later.
+
+        Raises CaptureError if that cannot be done.
+        """
+        outputs = num_fwd_outputs
+        if is_within(joint_inputs):
+            return default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
+        symbolic = Symbolic(joint, outputs, static_lifetime_input_indices or ())
+        forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
+        outside = shells(forward, backward, outputs, symbolic.overwritten)
+        saved = tuple(map(symbolic.given.index, outside.saved_inputs))
+
+        def make(args: Sequence[Any]) -> Runner:
+            with self._capturing():
+                made = self._fused(symbolic.at(args), outputs)
+                conductor, sparse = self._conductor(made, outputs, symbolic.static_inputs)
+            return Runner(conductor, saved, sparse)
+
+        by_size = BySize(symbolic, len(saved), make)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
+        return outside.forward, outside.backward
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """In this context, time counts as `capture_seconds`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.backend.capture_seconds += time.perf_counter() - start
+
+    def _fused(self, joint: GraphModule, outputs: int) -> GraphModule:
+        """`joint` with fused kernels, if the user requested them."""
+        if not self.backend.options.fuse:
+            return joint
+        joint, reasons = fused(joint, outputs)
+        if reasons:
+            first = reasons[0].splitlines()[0]
+            failed = "fuse: torch's compiler failed, so some ops run one by one"
+            self.backend.note(f"{failed} ({first})")
+        return joint
+
+    def _conductor(
+        self, joint: GraphModule, outputs: int, static: list[int]
+    ) -> tuple[Conductor, SparseGradients | None]:
+        """The conductor of the graph of `joint`, which is registered with its device's engine.
+
+        Also returns what makes the sparse gradients, if there are any.
+
+        Raises CaptureError if it cannot be planned.
+        """
+        backend = self.backend
+        prepare(joint, outputs, backend.large_inputs)
+        dense, sparse = densely(joint, outputs)
+        captured = capture(without_tokens(dense), outputs, static)
+        verify_trace(captured.trace)
+        engine = backend.engine_for(captured.device)
+        if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
+            backend.note(BRANCHES)
+        constants = len(captured.constants)
+
+        def fallback() -> Executable:
+            with as_dynamo_compiles():
+                forward, backward = partition_later(dense, outputs, static)
+            return in_core(boxed(forward), boxed(backward), outputs, constants)
+
+        graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
+        engine.add(graph, compiled=backend.compiled_anew or backend.options.fuse)
+        backend.compiled_anew = False
+        backend.note_capture(engine.steps.number)
+        return Conductor(engine, graph), sparse
+
+    def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
+        runner: Runner | BySize | None = module.meta.get(KEY)
+        if runner is None:
+            return self._in_core(module)
+        return _noting(runner.forward, self.backend.parameters)
+
+    def _in_core(self, module: GraphModule) -> Call:
+        """`module` as captured. Its calls are counted as steps: planned graphs may be inactive."""
+        call: Call = boxed(module)
+
+        def counted(args: list[Any]) -> Any:
+            self._pass_by(module)
+            return call(args)
+
+        return _noting(counted, self.backend.parameters)
+
+    def _pass_by(self, module: GraphModule) -> None:
+        self.backend.plain_calls.number += 1
+        if self.backend.engine is not None:
+            self.backend.engine.passed_by(id(module))
+
+    def uncompiled(self, module: GraphModule, error: CaptureError) -> Call:
+        """`module` as Dynamo captured it, for sizes that have no graph."""
+        self.backend.refuse(error)
+
+        def counted(*args: Any) -> Any:
+            self._pass_by(module)
+            with without_function_modes():  # their effect is already in Dynamo's graph
+                return module(*args)
+
+        return counted
+
+    def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
+        runner: Runner | BySize | None = module.meta.get(KEY)
+        return boxed(module) if runner is None else _as_boxed(runner.backward)
+
+
+def _as_boxed(method: Callable[[list[Any]], Any]) -> Call:
+    def call(args: list[Any]) -> Any:
+        return method(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that it empties args
+    return call
+
+
+def _noting(method: Callable[[list[Any]], Any], parameters: Parameters) -> Call:
+    """`method` as a boxed call that notes the parameters it is given, if anybody watches them."""
+
+    def call(args: list[Any]) -> Any:
+        if parameters.lookers:
+            parameters.take(args)
+        return method(args)
+
+    return _as_boxed(call)
+
+
+def _plain(calls: Tally, parameters: Parameters, module: GraphModule, _: Any) -> Call:
+    """`module` as captured, as there is nothing to differentiate. Counts its calls in `calls`."""
+    by_cudnn(module)
+    run = boxed(module)
+
+    def call(args: list[Any]) -> Any:
+        calls.number += 1
+        return run(args)
+
+    return _noting(call, parameters)
