@@ -41,9 +41,8 @@ def like_stand_ins() -> torch.Tensor:
 
 def number_of(saved: torch.Tensor) -> int | None:
     """The number that a stand-in carries. None if its values were lost on the way."""
-    elements = saved.flatten().tolist()
-    if len(elements) != 2 * _BITS:
+    if saved.shape != (2 * _BITS,):
         return None
-    bits = "".join("1" if element >= 1 else "0" for element in elements)
+    bits = "".join(["1" if element >= 1 else "0" for element in saved.tolist()])
     number, inverted = int(bits[:_BITS], 2), int(bits[_BITS:], 2)
     return number if number == _ALL - inverted else None
