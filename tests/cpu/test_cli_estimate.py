@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch
+from torch import nn
 
 from outcore.preflight.advice import ON_CPU, advice_for
 from outcore.preflight.forecast import Forecast, Prediction
@@ -127,6 +128,24 @@ def rates():
     return Net(layers=layers), torch.ones(4096, 256), square
 
 
+def converted():
+    model = nn.Sequential(Net(), nn.BatchNorm1d(256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, last = model[0].layers[0], model[0].layers[-1]
+    last.weight = first.weight
+    model.to("cpu").double()
+    assert last.weight is first.weight is optimizer.param_groups[0]["params"][0]
+    assert model[1].running_mean.dtype is first.weight.dtype is torch.float64
+    assert isinstance(first.weight, nn.Parameter) and first.weight.requires_grad
+    return model.bfloat16().float()[0], torch.empty(4096, 256), square
+
+
+def tied():
+    model = Net()
+    model.layers[-1].weight = model.layers[0].weight
+    return model, torch.empty(4096, 256), square
+
+
 def frozen():
     return Net().requires_grad_(False), torch.empty(4096, 256)
 
@@ -232,6 +251,13 @@ def test_what_fits_as_it_is(estimated):
     assert found["optimizer_bytes"] == weights
     assert found["source"] == "predicted"
     assert found["note"] == ""
+
+
+def test_a_model_that_is_converted(estimated):
+    """As by `model.to(device)`, before what it is needs memory."""
+    (_, converted), (_, tied) = estimated("converted"), estimated("tied")
+    assert converted == {**tied, "target": converted["target"]}
+    assert nn.Module._apply.__module__ == nn.Module.__module__
 
 
 def test_what_fits_by_a_plan(estimated):

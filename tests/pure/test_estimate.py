@@ -214,6 +214,20 @@ def test_an_expanded_view_moves_what_there_is():
     assert estimate(trace, MACHINE, PEAK).seconds == pytest.approx([(4 + 400) / 1e9])
 
 
+@pytest.mark.parametrize(("dtype", "times"), [("complex64", 4), ("int64", 1)])
+def test_products_of_other_numbers_count_in_those_of_float32(dtype, times):
+    fast = replace(MACHINE, memory_bytes_per_second=1e18)
+    seconds = {}
+    for each in ("float32", dtype):
+        t = TraceBuilder()
+        one, other = (t.new(100 * 100, Role.INPUT, dtype=each) for _ in range(2))
+        made = t.new(100 * 100, Role.ACTIVATION, dtype=each)
+        square = [t.view(value, (100, 100), (100, 1)) for value in (one, other, made)]
+        t.op("aten.mm.default", tuple(map(Ref, square[:2])), (square[2],))
+        (seconds[each],) = estimate(t.trace([one, other], (Ref(made),)), fast, PEAK).seconds
+    assert seconds[dtype] / seconds["float32"] == pytest.approx(times, rel=1e-3)
+
+
 def test_what_a_machine_lacks_is_named():
     product = one_op("aten.mm.default", [(2, 2), (2, 2)], (2, 2))
     with pytest.raises(OptionValueError, match="no memory bandwidth"):

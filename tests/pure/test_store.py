@@ -310,6 +310,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (["ops", 0, "args", 3], [{}], r"at trace.ops\[0\].args\[3\]\[0\]: expected an object"),
         (["ops", 0, "args", 0], {"value": "3"}, r"args\[0\].value: expected an integer"),
         (["ops", 0, "args", 0], {"float": "x"}, r"args\[0\]: expected a number, found 'x'"),
+        (["ops", 0, "args", 0], {"float": 10**400}, r"args\[0\]: expected a number, found 1000"),
         (["ops", 0, "args", 0], {"value": 99}, "it names %99, and there are 16 values"),
         (["ops", 3, "kwargs", 0], ["alpha"], r"kwargs\[0\]: expected a list of 2"),
         (["ops"], None, "at trace.ops: expected a list, found None"),

@@ -13,6 +13,7 @@ def traced_step(target: str, *, real: bool) -> Traced:
     """Call the target's function and trace the step that it returns. Raises TargetError."""
     from outcore.errors import TargetError  # noqa: PLC0415 - with the others
     from outcore.preflight.advice import ON_CPU, advice_for  # noqa: PLC0415 - loads torch
+    from outcore.preflight.conversion import convertible  # noqa: PLC0415 - loads torch
     from outcore.preflight.lines import line_of  # noqa: PLC0415 - with the others
     from outcore.preflight.step import (  # noqa: PLC0415 - loads torch
         NEEDS_NUMBERS,
@@ -34,6 +35,7 @@ def traced_step(target: str, *, real: bool) -> Traced:
             if not real:
                 stack.enter_context(mode)
                 stack.enter_context(FewNumbers(mode))
+                stack.enter_context(convertible())
             returned = function()
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit):

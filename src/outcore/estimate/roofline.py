@@ -26,6 +26,14 @@ TYPICAL = Efficiency()
 TF32 = "tfloat32"
 """The dtype in which torch may compute float32 convolutions, if the device has it."""
 
+IN_RATES_OF = {
+    "complex64": "float32",
+    "complex128": "float64",
+    "int32": "float32",
+    "int64": "float32",
+}
+"""Dtypes that are computed at the rate of another one; that of integers is a guess."""
+
 EXTRA_PASSES = {
     "batch_norm": (1, 2),
     "layer_norm": (1, 2),
@@ -59,6 +67,8 @@ class Roofline:
         """
         dtype = next(value.dtype for value in shapes.outputs(op) if value is not None)
         rates = dict(self.hardware.flops_per_second)
+        per_product = 4 if dtype.startswith("complex") else 1  # one of complex numbers is four
+        dtype = IN_RATES_OF.get(dtype, dtype)
         if dtype == "float32" and "convolution" in op.target and TF32 in rates:
             dtype = TF32
         if dtype not in rates:
@@ -68,7 +78,7 @@ class Roofline:
                 reason=f"it has no compute rate for {dtype}, which the step computes in; it has "
                 f"rates for {', '.join(rates) or 'no dtype'}: name another machine",
             )
-        return rates[dtype] * _class_efficiency(op.target, self.efficiency)
+        return rates[dtype] / per_product * _class_efficiency(op.target, self.efficiency)
 
 
 def roofline_seconds(op: Op, shapes: Shapes, machine: Roofline) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar, cast
@@ -69,7 +70,8 @@ TEXT = _plain("a string", str)
 
 def _decode_float(json: Any) -> float:
     if type(json) in (int, float) or json in ("inf", "-inf", "nan"):
-        return float(json)
+        with suppress(OverflowError):  # an integer may be too large
+            return float(json)
     raise CodecError("a number", json)
 
 

@@ -181,8 +181,7 @@ class GraphCompiler:
         joint, reasons = fused(joint, outputs)
         if reasons:
             first = reasons[0].splitlines()[0]
-            failed = "fuse: torch's compiler failed, so some ops run one by one"
-            self.backend.note(f"{failed} ({first})")
+            self.backend.note(f"fuse: some ops run one by one, as fusing them failed ({first})")
         return joint
 
     def _conductor(

@@ -1,0 +1,57 @@
+"""conversion: let modules whose tensors have no memory be converted, as by `model.to(device)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+
+
+@contextmanager
+def convertible() -> Iterator[None]:
+    """In this context `to`, `half` and the like convert modules with fake tensors.
+
+    By itself torch would swap these tensors, and it swaps none that a weak reference refers to, as
+    the mode that made them does.
+    """
+    original: Any = nn.Module._apply  # noqa: SLF001 - what all conversions call
+
+    def apply(
+        self: nn.Module,
+        fn: Callable[[torch.Tensor], torch.Tensor],
+        recurse: bool = True,  # noqa: FBT001, FBT002 - as torch's
+    ) -> nn.Module:
+        parameters = [p for p in self._parameters.values() if p is not None]
+        if not any(isinstance(p, FakeTensor) for p in parameters):
+            converted: nn.Module = original(self, fn, recurse)
+            return converted
+        for child in self.children() if recurse else ():
+            child._apply(fn)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as torch does
+        for parameter in parameters:
+            _convert(parameter, fn)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        return self
+
+    nn.Module._apply = apply  # type: ignore[method-assign]  # noqa: SLF001 - as above
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]  # noqa: SLF001 - as above
+
+
+def _convert(parameter: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Convert a parameter in place, so that optimizers and tied modules still hold it."""
+    with torch.no_grad():
+        made, gradient = fn(parameter), parameter.grad
+        parameter.grad = None
+        parameter.data = made
+        if isinstance(made, FakeTensor):
+            parameter.fake_device = made.fake_device
+        if gradient is not None:
+            parameter.grad = fn(gradient)
