@@ -589,8 +589,17 @@ class TestTrouble:
         call, _ = compiled(Small())
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t.shape, torch.zeros):
             loss = call(batch(0)).sum()
-        with pytest.raises(StepError, match="a saved-tensor hook changed the values"):
+        with pytest.raises(StepError, match="a saved-tensor hook changed a tensor"):
             loss.backward()
+
+    def test_a_hook_on_one_saved_tensor_that_replaces_it_is_told(self) -> None:
+        """The call's data dies with what the hook replaced."""
+        call, _ = compiled(Small())
+        result = call(batch(0))
+        for saved in result.grad_fn._raw_saved_tensors:
+            saved.register_hooks(torch.clone, torch.clone)
+        with pytest.raises(StepError, match="or a hook on a saved tensor replaced it"):
+            result.sum().backward()
 
 
 def integers_in_16_bits(saved: torch.Tensor) -> tuple[torch.dtype, torch.Tensor]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from outcore.cli.commands.doctor import host_links
+from outcore.cli.subject import MOST_SAMPLES
 from outcore.cli.training import InCore, Iteration, Task, digest, train
 from outcore.execute.queued import QueuedDriver
 from outcore.networks import NETWORKS
@@ -109,6 +110,16 @@ def test_closed_streams_are_no_error():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
+def test_debug_shows_the_traceback_of_a_full_disk():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", "from outcore.cli import main; main()"]
+        options = ["--debug", "hardware"]
+        run = subprocess.run([*command, *options], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert run.returncode == 1
+    assert "Traceback" in run.stderr.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
 @pytest.mark.parametrize("argument", ["hardware", "--version"])
 def test_a_full_disk_behind_a_pipe_is_one_line(argument):
     with Path("/dev/full").open("w") as full:
@@ -140,9 +151,17 @@ def test_what_standard_output_cannot_encode_is_escaped(tmp_path, command, printe
 
 
 def test_too_many_samples_are_refused(outcore):
-    ended = outcore("floor", "--network", "alexnet", "--batch", "99999999999999999999")
+    ended = outcore("floor", "--network", "alexnet", "--batch", str(MOST_SAMPLES + 1))
     assert ended.exit_code == 2
-    assert "2147483647" in ended.stderr
+    assert str(MOST_SAMPLES) in ended.stderr
+
+
+def test_the_most_samples_of_the_largest_network_have_sizes(outcore):
+    ended = outcore(
+        "floor", "--network", "unet3d", "--batch", str(MOST_SAMPLES), "--budget", "100%"
+    )
+    assert ended.exit_code in (0, 2), ended.output
+    assert "bug" not in ended.stderr
 
 
 def test_too_few_iterations_are_refused(outcore):

@@ -48,6 +48,8 @@ def test_the_number_survives(hook: Callable[[torch.Tensor], torch.Tensor], numbe
         torch.ones_like,
         lambda saved: saved[:-1],
         lambda saved: torch.full(saved.shape, torch.nan),
+        lambda saved: saved.to(torch.complex64),
+        lambda saved: saved.to_sparse(),
     ],
 )
 def test_other_values_are_no_number(hook: Callable[[torch.Tensor], torch.Tensor]) -> None:

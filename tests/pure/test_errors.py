@@ -78,7 +78,7 @@ EXAMPLES = (
     CaptureError(reason="in-place op aten.add_.Tensor", site="norm (model.py:7)"),
     StepError(
         reason="backward through a graph whose saved data was freed: an earlier backward call "
-        "ran without retain_graph=True"
+        "ran without retain_graph=True, or a hook on a saved tensor replaced it"
     ),
     WrapError(model="Net", reason="neither it nor a module inside it is wrapped"),
     NotEngagedError(model="Net"),

@@ -47,6 +47,16 @@ class Commands(TyperGroup):
     unexpected ones with EXIT_UNFORESEEN. With `--debug`, both end with a traceback instead.
     """
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the options before the command; `--help` and `--version` already print here."""
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _tell(f"error: {error}")
+            raise typer.Exit(EXIT_ERROR) from error
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; `--debug` lets the traceback through."""
         try:
@@ -155,11 +165,6 @@ def main() -> None:
             app()
     except HandedOver as handed_over:
         script = handed_over.script
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # --help and --version, which are no commands
-        _tell(f"error: {error}")
-        sys.exit(EXIT_ERROR)
     if script is not None:  # outside `except`: the script's errors get no context from us
         sys.excepthook = excepthook  # typer replaced it
         script.run()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 NETWORK, BATCH, MACHINE, STATES = "resnet50", 256, "v100-pcie3", 1
 """Defaults of the options; for a script the machine is `THIS_MACHINE`."""
 
-MOST_SAMPLES = 2**31 - 1
-"""Tensors of the networks then still have fewer than 2**63 bytes."""
+MOST_SAMPLES = 2**24
+"""All tensors of a network's step then still have fewer than 2**63 bytes together."""
 
 _SHOWN_MACHINE = f"{MACHINE}, and for a script {THIS_MACHINE}"
 

@@ -67,8 +67,12 @@ class Roofline:
         """
         dtype = next(value.dtype for value in shapes.outputs(op) if value is not None)
         rates = dict(self.hardware.flops_per_second)
-        per_product = 4 if dtype.startswith("complex") else 1  # one of complex numbers is four
-        dtype = IN_RATES_OF.get(dtype, dtype)
+        per_product = 1
+        if dtype not in rates and dtype in IN_RATES_OF:
+            per_product = (
+                4 if dtype.startswith("complex") else 1
+            )  # a complex product is four real ones
+            dtype = IN_RATES_OF[dtype]
         if dtype == "float32" and "convolution" in op.target and TF32 in rates:
             dtype = TF32
         if dtype not in rates:

@@ -15,8 +15,8 @@ from torch._subclasses import FakeTensor
 def convertible() -> Iterator[None]:
     """In this context `to`, `half` and the like convert modules with fake tensors.
 
-    By itself torch would swap these tensors, and it swaps none that a weak reference refers to, as
-    the mode that made them does.
+    By itself torch would swap these tensors. But it swaps no tensor that has weak references, and
+    the mode that made them keeps some.
     """
     original: Any = nn.Module._apply  # noqa: SLF001 - what all conversions call
 
@@ -31,8 +31,9 @@ def convertible() -> Iterator[None]:
             return converted
         for child in self.children() if recurse else ():
             child._apply(fn)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as torch does
-        for parameter in parameters:
-            _convert(parameter, fn)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                self._parameters[name] = _converted(parameter, fn)
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = fn(buffer)
@@ -42,16 +43,21 @@ def convertible() -> Iterator[None]:
     try:
         yield
     finally:
-        nn.Module._apply = original  # type: ignore[method-assign]  # noqa: SLF001 - as above
+        if nn.Module._apply is apply:  # noqa: SLF001 - the user's code may have replaced it
+            nn.Module._apply = original  # type: ignore[method-assign]  # noqa: SLF001 - as above
 
 
-def _convert(parameter: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Convert a parameter in place, so that optimizers and tied modules still hold it."""
+def _converted(parameter: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A parameter, converted in place if that can be: optimizers and tied modules still hold it."""
     with torch.no_grad():
-        made, gradient = fn(parameter), parameter.grad
+        made: Any = fn(parameter)
+        gradient = None if parameter.grad is None else fn(parameter.grad)
         parameter.grad = None
-        parameter.data = made
-        if isinstance(made, FakeTensor):
-            parameter.fake_device = made.fake_device
-        if gradient is not None:
-            parameter.grad = fn(gradient)
+        if torch._has_compatible_shallow_copy_type(parameter, made):  # noqa: SLF001 - as torch does
+            parameter.data = made
+            if isinstance(made, FakeTensor):
+                parameter.fake_device, parameter.constant = made.fake_device, made.constant
+        else:  # from the meta device, or to it
+            parameter = nn.Parameter(made, parameter.requires_grad)
+        parameter.grad = gradient
+    return parameter

@@ -1,4 +1,4 @@
-"""graph_compiler: make of a graph that torch.compile captured what runs it.
+"""graph_compiler: turn a graph that torch.compile captured into calls that run it.
 
 AOTAutograd calls `_partition` with the joint forward and backward graph, then the two compilers
 with the two halves. A graph that can be planned becomes a PlannedGraph, and its halves call the

@@ -41,7 +41,7 @@ def like_stand_ins() -> torch.Tensor:
 
 def number_of(saved: torch.Tensor) -> int | None:
     """The number that a stand-in carries. None if its values were lost on the way."""
-    if saved.shape != (2 * _BITS,):
+    if saved.shape != (2 * _BITS,) or saved.layout != torch.strided or saved.is_complex():
         return None
     bits = "".join(["1" if element >= 1 else "0" for element in saved.tolist()])
     number, inverted = int(bits[:_BITS], 2), int(bits[_BITS:], 2)

@@ -185,15 +185,15 @@ class Stores:
         number = number_of(saved)
         if number is None:
             raise StepError(
-                reason="a saved-tensor hook changed the values of a saved tensor of integers "
-                "(uint8, 96 elements), so outcore cannot tell which forward call this backward "
-                "call belongs to: let the hook change tensors of floating-point numbers only"
+                reason="a saved-tensor hook changed a tensor that outcore saves (uint8, 96 "
+                "elements), so it cannot tell which forward call this backward call belongs to: "
+                "let the hook change tensors of floating-point numbers only"
             )
         store = self._live.get(number)
         if store is None:
             raise StepError(
                 reason="backward through a graph whose saved data was freed: an earlier backward "
-                "call ran without retain_graph=True"
+                "call ran without retain_graph=True, or a hook on a saved tensor replaced it"
             )
         return store
 
