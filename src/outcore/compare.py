@@ -89,6 +89,7 @@ class Comparison:
     the whole device to allocate from; with None, reserved memory is not computed. `variants`:
     whether policies may choose algorithms (`estimate`); the in-core step always runs the default
     ones. `margin`: whether plans leave as much of their budget free as they do in training.
+    `unused_bytes`: what the model holds and the step does not use.
     """
 
     def __init__(
@@ -101,12 +102,13 @@ class Comparison:
         *,
         variants: bool = False,
         margin: bool = False,
+        unused_bytes: int = 0,
     ) -> None:
         self.trace, self.machine, self.items = trace, machine, items
         self.allocator, self.margin = allocator, margin
         self.profile = estimate(trace, machine.hardware, machine.efficiency, variants=variants)
         weights = sum(b.nbytes for b in trace.buffers if b.role is Role.PARAM)
-        self.outside_bytes = states * weights
+        self.outside_bytes = states * weights + unused_bytes
         self._ample = Problem(
             trace,
             self.profile,

@@ -152,13 +152,55 @@ def empty():
     model.to_empty(device="cpu").bfloat16()
     assert model.layers[0].weight.device.type == "cpu"
     assert model.scale.exp().dtype is torch.bfloat16
+    del model.scale
     return model.float(), torch.empty(4096, 256), square
 
 
 def scaled():
     model = Scaled().bfloat16()
     assert model.scale.exp().dtype is torch.bfloat16
+    del model.scale
     return model.float(), torch.empty(4096, 256), square
+
+
+class Idle(Net):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(512, 512, bias=False)
+        self.tied = nn.Linear(512, 512, bias=False)
+        self.tied.weight = self.unused.weight
+        self.register_buffer("table", torch.empty(512, 512))
+        self.norm = nn.BatchNorm1d(256)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+class Busy(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(256)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+class Breaking(Idle):
+    def forward(self, x):
+        print("a graph break")
+        return super().forward(x)
+
+
+def idle():
+    return Idle(), torch.empty(4096, 256), square
+
+
+def busy():
+    return Busy(), torch.empty(4096, 256), square
+
+
+def breaking():
+    return Breaking(), torch.empty(4096, 256), square
 
 
 def tied():
@@ -278,13 +320,22 @@ def test_what_fits_as_it_is(estimated):
     ("function", "alike"), [("converted", "tied"), ("empty", "triple"), ("scaled", "triple")]
 )
 def test_a_model_that_is_converted(estimated, function, alike):
-    """As by `model.to(device)`. A parameter that the step does not use is not counted."""
+    """As by `model.to(device)`."""
     (_, converted), (_, expected) = estimated(function), estimated(alike)
     different = {"target", "smallest_set_by"}  # these name lines of the script
     assert {k: v for k, v in converted.items() if k not in different} == {
         k: v for k, v in expected.items() if k not in different
     }
     assert nn.Module._apply.__module__ == nn.Module.__module__
+
+
+@pytest.mark.parametrize("function", ["idle", "breaking"])
+def test_what_the_step_does_not_use_is_counted(estimated, function):
+    (_, idle), (_, busy) = estimated(function), estimated("busy")
+    unused = 2 * 512 * 512 * 4
+    assert idle["in_core_peak_bytes"] == busy["in_core_peak_bytes"] + unused
+    assert idle["smallest_budget_bytes"] > busy["smallest_budget_bytes"] + unused
+    assert idle["optimizer_bytes"] == busy["optimizer_bytes"]
 
 
 def test_what_fits_by_a_plan(estimated):

@@ -127,6 +127,7 @@ class Subject:
             allocator,
             variants=variants,
             margin=self.samples is None,
+            unused_bytes=traced.unused_bytes,
         )
 
     def traced_comparison(

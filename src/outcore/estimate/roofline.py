@@ -32,7 +32,8 @@ IN_RATES_OF = {
     "int32": "float32",
     "int64": "float32",
 }
-"""Dtypes that are computed at the rate of another one; that of integers is a guess."""
+"""Dtypes that a machine without a rate for them computes at the rate of another one. A complex
+product is four real ones. For integers this is a guess."""
 
 EXTRA_PASSES = {
     "batch_norm": (1, 2),
@@ -67,11 +68,9 @@ class Roofline:
         """
         dtype = next(value.dtype for value in shapes.outputs(op) if value is not None)
         rates = dict(self.hardware.flops_per_second)
-        per_product = 1
+        real_products = 1
         if dtype not in rates and dtype in IN_RATES_OF:
-            per_product = (
-                4 if dtype.startswith("complex") else 1
-            )  # a complex product is four real ones
+            real_products = 4 if dtype.startswith("complex") else 1
             dtype = IN_RATES_OF[dtype]
         if dtype == "float32" and "convolution" in op.target and TF32 in rates:
             dtype = TF32
@@ -82,7 +81,7 @@ class Roofline:
                 reason=f"it has no compute rate for {dtype}, which the step computes in; it has "
                 f"rates for {', '.join(rates) or 'no dtype'}: name another machine",
             )
-        return rates[dtype] / per_product * _class_efficiency(op.target, self.efficiency)
+        return rates[dtype] / real_products * _class_efficiency(op.target, self.efficiency)
 
 
 def roofline_seconds(op: Op, shapes: Shapes, machine: Roofline) -> float:

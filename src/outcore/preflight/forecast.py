@@ -107,20 +107,27 @@ class Forecast:
 
 
 def forecast(
-    trace: Trace, machine: Preset, budget_bytes: int, policy: Policy, optimizer_bytes: int
+    trace: Trace,
+    machine: Preset,
+    budget_bytes: int,
+    policy: Policy,
+    optimizer_bytes: int,
+    unused_bytes: int = 0,
 ) -> Forecast:
     """What `policy` achieves for a step within a device budget, on a machine that need not be here.
 
-    `optimizer_bytes` is what the optimizer holds on the device.
+    `optimizer_bytes` is what the optimizer holds on the device, and `unused_bytes` what the model
+    holds and the step does not use.
     """
     profile = estimate(trace, machine.hardware, machine.efficiency)
-    ample = Problem(trace, profile, machine.hardware, ENDLESS_BYTES, outside_bytes=optimizer_bytes)
+    outside_bytes = optimizer_bytes + unused_bytes
+    ample = Problem(trace, profile, machine.hardware, ENDLESS_BYTES, outside_bytes=outside_bytes)
     in_core = simulate(ample, lower(ample, KEEP_ALL))
     lowest = floor(ample)
     problem = replace(
         ample,
         budget_bytes=budget_bytes,
-        outside_bytes=optimizer_bytes + margin_bytes(budget_bytes),
+        outside_bytes=outside_bytes + margin_bytes(budget_bytes),
     )
     planned, reason = None, ""
     try:

@@ -95,7 +95,7 @@ def _outlook(error: BaseException, watch: CallWatch) -> Outlook | None:
     room = room_bytes(device, inner)
     machine, times = _machine(device)
     policy = resolve(make_options({}).policy or DEFAULT_POLICY)
-    found = forecast(step.trace, machine, room, policy, held.nbytes)
+    found = forecast(step.trace, machine, room, policy, held.nbytes, step.unused_bytes)
     inputs = [str(each) for each in shapes([call.args, call.kwargs])]
     more = f" and {len(inputs) - LISTED} more" if len(inputs) > LISTED else ""
     return Outlook(

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from outcore.capture import trace, trace_as_run
 from outcore.errors import CaptureError, OutcoreError
-from outcore.ir.trace import Trace
+from outcore.ir.trace import Role, Trace
 from outcore.preflight.lines import line_of
 
 FEW = 4096
@@ -57,6 +57,8 @@ class Traced:
 
     trace: Trace
     note: str = ""
+    unused_bytes: int = 0
+    """Parameters and buffers of the modules that the step does not use: they need memory too."""
 
 
 def no_memory() -> FakeTensorMode:
@@ -119,11 +121,19 @@ def traced(step: Step, mode: FakeTensorMode) -> Traced:
         stack.enter_context(stand_ins(owner, mode))
         stack.enter_context(mode)
         try:
-            return Traced(trace(whole, args, kwargs))
+            found, note = trace(whole, args, kwargs), ""
         except Exception as error:  # noqa: BLE001 - there is another way, whose error is raised if it fails too
             followed = error
-        found = trace_as_run(whole, owner, args, kwargs)
-    return Traced(found, _note(followed))
+            found, note = trace_as_run(whole, owner, args, kwargs), _note(followed)
+        return Traced(found, note, _unused_bytes(owner, found))
+
+
+def _unused_bytes(owner: nn.Module, trace: Trace) -> int:
+    storages = (t.untyped_storage() for t in (*owner.parameters(), *owner.buffers()))
+    held = {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 - what tells storages apart
+    inputs = {trace.values[value].buffer for value in trace.inputs}
+    states = (b for b in trace.buffers if b.id in inputs and b.role in (Role.PARAM, Role.STATE))
+    return max(0, sum(held.values()) - sum(buffer.nbytes for buffer in states))
 
 
 def _note(followed: Exception) -> str:

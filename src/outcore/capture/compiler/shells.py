@@ -87,8 +87,9 @@ def _forward(
     graph = Graph()
     new = {n: _copy(graph, n) for n in primals}
     made = [_output(graph, new, result) for result in outputs]
-    like = list(fake.shape), {"dtype": fake.dtype}
-    stand_in = graph.call_function(torch.ops.aten.empty.memory_format, (like[0],), like[1])
+    stand_in = graph.call_function(
+        torch.ops.aten.empty.memory_format, (list(fake.shape),), {"dtype": fake.dtype}
+    )
     stand_in.meta["val"] = fake
     _finish(graph, module, [*made, *(new[n] for n in saved), stand_in])
     return GraphModule(module, graph)

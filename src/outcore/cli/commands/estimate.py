@@ -66,7 +66,7 @@ def estimate(
         step = traced_step(target, real=real)
         status.update(f"{shown}: planning")
         outside = states * weight_bytes(step.trace)
-        found = forecast(step.trace, machine, nbytes, wanted, outside)
+        found = forecast(step.trace, machine, nbytes, wanted, outside, step.unused_bytes)
     if as_json:
         typer.echo(json.dumps({"target": target, **found.to_dict(), "note": step.note}, indent=1))
     else:

@@ -111,7 +111,7 @@ def _table(holdings: Holdings) -> Table:
     for what, nbytes in (
         ("workspace of the op", holdings.workspace_bytes),
         ("needed between the calls", holdings.between_bytes),
-        ("outside: optimizer state", holdings.outside_bytes),
+        ("outside: optimizer, unused weights", holdings.outside_bytes),
     ):
         if nbytes:
             table.add_row(what, "", "", format_bytes(nbytes))
