@@ -191,6 +191,27 @@ class Breaking(Idle):
         return super().forward(x)
 
 
+class Sparse(Net):
+    def __init__(self):
+        super().__init__()
+        where = torch.zeros(2, 1, dtype=torch.int64)
+        edges = torch.sparse_coo_tensor(where, torch.ones(1), (4096, 4096), check_invariants=False)
+        self.register_buffer("edges", edges)
+
+
+class Adjacent(Sparse):
+    def forward(self, x):
+        return torch.sparse.mm(self.edges, super().forward(x))
+
+
+def sparse():
+    return Sparse(), torch.empty(4096, 256), square
+
+
+def adjacent():
+    return Adjacent(), torch.empty(4096, 256), square
+
+
 def idle():
     return Idle(), torch.empty(4096, 256), square
 
@@ -317,10 +338,11 @@ def test_what_fits_as_it_is(estimated):
 
 
 @pytest.mark.parametrize(
-    ("function", "alike"), [("converted", "tied"), ("empty", "triple"), ("scaled", "triple")]
+    ("function", "alike"),
+    [("converted", "tied"), ("empty", "triple"), ("scaled", "triple"), ("sparse", "triple")],
 )
 def test_a_model_that_is_converted(estimated, function, alike):
-    """As by `model.to(device)`."""
+    """As by `model.to(device)`, and one with a sparse buffer that the step does not use."""
     (_, converted), (_, expected) = estimated(function), estimated(alike)
     different = {"target", "smallest_set_by"}  # these name lines of the script
     assert {k: v for k, v in converted.items() if k not in different} == {
@@ -560,6 +582,7 @@ def test_a_function_that_will_not_do(outcore, script, function, said):
         ("branching", "a step is estimated without running it: move code that reads tensor values"),
         ("pointer", "a step is estimated without running it"),
         ("opaque", "describe what the op returns, with torch.library.register_fake"),
+        ("adjacent", "a step with sparse tensors cannot be estimated. In training"),
         ("shapes", "the step itself raises this: check that it runs in plain PyTorch"),
         ("arguments", "the step itself raises this"),
         ("frozen", "in training, outcore runs in-core what it cannot plan"),

@@ -13,12 +13,17 @@ NUMBERS = (
 )
 ON_CPU = "make the model and its inputs on the CPU: --hardware names the machine"
 FAKE = "describe what the op returns, with torch.library.register_fake"
+SPARSE = (
+    "a step with sparse tensors cannot be estimated. In training, outcore plans the parts around "
+    "them"
+)
 IN_CORE = "in training, outcore runs in-core what it cannot plan"
 PLAIN = "the step itself raises this: check that it runs in plain PyTorch with the returned inputs"
 
 SAID = {
     "data pointer": NUMBERS,
     "fake impl": FAKE,
+    "access storage of Sparse": SPARSE,
     "support for cuda": ON_CPU,
     "not compiled with CUDA": ON_CPU,
     "no NVIDIA driver": ON_CPU,

@@ -129,7 +129,8 @@ def traced(step: Step, mode: FakeTensorMode) -> Traced:
 
 
 def _unused_bytes(owner: nn.Module, trace: Trace) -> int:
-    storages = (t.untyped_storage() for t in (*owner.parameters(), *owner.buffers()))
+    tensors = (t for t in (*owner.parameters(), *owner.buffers()) if t.layout is torch.strided)
+    storages = [tensor.untyped_storage() for tensor in tensors]
     held = {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 - what tells storages apart
     inputs = {trace.values[value].buffer for value in trace.inputs}
     states = (b for b in trace.buffers if b.id in inputs and b.role in (Role.PARAM, Role.STATE))
