@@ -25,7 +25,7 @@ from outcore.capture.fusion.groups import groups
 from outcore.capture.fusion.order import reorder
 from outcore.capture.nodes.registered_ops import NamedOps
 from outcore.ir.trace import Effect, refs
-from outcore.runtime import backend as backend_module
+from outcore.runtime import graph_compiler
 from tests.cpu.training import PROFILED_STEPS, Normed, mean_square, snapshot, tight_budget
 
 compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -344,7 +344,7 @@ def test_fusing_counts_as_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(1)
         return joint, []
 
-    monkeypatch.setattr(backend_module, "fused", slow)
+    monkeypatch.setattr(graph_compiler, "fused", slow)
     backend = Backend(budget="1GiB", fuse=True)
     trained(backend)
     taken = backend.report().capture_seconds
