@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Unpack
 
-import torch
 from torch.fx import GraphModule
 
-from outcore.capture import BySizes, LargeInputs, ending_graphs, is_symbolic, passing
+from outcore.capture import BySizes, ending_graphs, is_symbolic, passing
 from outcore.errors import CaptureError, OptionValueError
 from outcore.explain import Explanation, explain
 from outcore.planfile import save_plans
 from outcore.report import Report
-from outcore.runtime.budget.engine import Engine
-from outcore.runtime.graph_compiler import Call, GraphCompiler, Tally
-from outcore.runtime.parameters import Parameters
-from outcore.runtime.settings.options import (
-    Keywords,
-    Options,
-    checked_options,
-    over_memory,
-    settings_for,
-)
+from outcore.runtime.graph_compiler import Call, GraphCompiler
+from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.runtime.settings.reuse import Given, save_file
+from outcore.runtime.state import BackendState
 from outcore.runtime.summary import report_of
 
-RESTLESS_STEPS, OF_STEPS = 20, 24
-"""The backend warns if `RESTLESS_STEPS` of the latest `OF_STEPS` steps were captured anew."""
 
-
-class Backend:
+class Backend(BackendState):
     """A `torch.compile` backend that keeps a training step inside a byte budget.
 
     >>> ooc = Backend(budget="12GiB")                            # doctest: +SKIP
@@ -47,20 +35,7 @@ class Backend:
     """
 
     def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
-        self.options: Options = checked_options({"budget": budget, **options})
-        self.engine: Engine | None = None
-        self.capture_seconds = 0.0
-        self.notes: list[str] = []
-        self.closed = False
-        self.recordings_asked = False
-        self.parameters = Parameters()
-        self.plain_calls = Tally()
-        """Calls of graphs that cannot be planned, or that have nothing to differentiate."""
-        self.compiled_anew = False
-        """Whether torch compiled something since a graph was last added."""
-        self.large_inputs = LargeInputs()
-        self._captured_at: list[int] = []
-        """Numbers of the latest steps in which a new graph was captured."""
+        super().__init__(checked_options({"budget": budget, **options}))
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Call:
         """Compile one graph for torch.compile. Errors reach the caller with their own types.
@@ -149,11 +124,6 @@ class Backend:
         given = Given() if engine is None else engine.settings.given
         save_plans(save_file(found, given, most), path)
 
-    @property
-    def engaged(self) -> bool:
-        """Whether a graph with a backward was captured here, and has run."""
-        return self.engine is not None and self.engine.steps.calls > 0
-
     def close(self) -> None:
         """Run in-core from now on, and release threads, host memory and disk space.
 
@@ -162,52 +132,6 @@ class Backend:
         self.closed = True
         if self.engine is not None:
             self.engine.close("its backend was closed")
-
-    # ---- for the compiler ------------------------------------------------------------------------
-
-    def note(self, text: str) -> None:
-        """Add a note to the reports, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def note_capture(self, step: int) -> None:
-        """Warn once if almost every step brings a new graph, which takes longer than the step."""
-        latest = self._captured_at
-        if step in latest or len(latest) == RESTLESS_STEPS:
-            return
-        latest[:] = [each for each in latest if each > step - OF_STEPS] + [step]
-        if len(latest) == RESTLESS_STEPS:
-            text = (
-                "step after step needs a new graph, which takes time: something differs each time, "
-                "such as the sizes of inputs (pad them to few), a counter in the model or a list "
-                "that grows (TORCH_LOGS=recompiles,dynamic may show it)"
-            )
-            self.notes.append(text)
-            warnings.warn(f"outcore: {text}", stacklevel=2)
-
-    def engine_for(self, device: torch.device) -> Engine:
-        """The engine. Raises CaptureError if it is another device's, or if this was closed."""
-        if self.closed:
-            raise CaptureError(reason="its backend was closed")
-        if self.engine is None:
-            settings = settings_for(self.options, device)
-            over = over_memory(settings, device)
-            if over:
-                self.note(over)
-                warnings.warn(f"outcore: {over}", stacklevel=2)
-            self.engine = Engine(settings, device)
-            self.engine.recorder.asked += self.recordings_asked
-        elif self.engine.device != device:
-            reason = f"one budget covers one device: {self.engine.device}, not also {device}"
-            raise CaptureError(reason=reason)
-        return self.engine
-
-    def refuse(self, error: CaptureError) -> None:
-        """Warn and note that a graph cannot be planned and runs in-core; raise with `strict`."""
-        if self.options.strict:
-            raise error
-        self.note(str(error))
-        warnings.warn(f"outcore runs a graph in-core: {error}", stacklevel=2)
 
 
 def _refuse_asked(asked: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -44,9 +44,7 @@ from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.parameters import Parameters
 from outcore.runtime.runner import Runner
-
-if TYPE_CHECKING:
-    from outcore.runtime.backend import Backend
+from outcore.runtime.state import BackendState, Tally
 
 KEY = "outcore_runner"
 """Key of the Runner in the `meta` of a shell module. The Runner holds the graph, so the graph lives
@@ -63,21 +61,11 @@ BRANCHES = (
 Call = Callable[..., Any]
 
 
-class Tally:
-    """A counter that compiled code can increment without keeping the Backend alive.
-
-    It needs no lock: between reading and writing an attribute, CPython switches no threads. And
-    only whether it has grown matters.
-    """
-
-    number = 0
-
-
 class GraphCompiler:
     """Compiles graphs for a Backend, whose engine then runs them."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, state: BackendState) -> None:
+        self.state = state
 
     def symbolic(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         """Compile a graph once for all sizes. Raises CaptureError if that is not possible."""
@@ -87,21 +75,21 @@ class GraphCompiler:
         self, module: GraphModule, inputs: Sequence[Any], partition: Call | None = None
     ) -> Call:
         """Compile a graph: planned if it can be, else as torch captured it."""
-        backend = self.backend
+        state = self.state
         compiler = aot_autograd(
             fw_compiler=self._forward_compiler,
             bw_compiler=self._backward_compiler,
-            inference_compiler=partial(_plain, backend.plain_calls, backend.parameters),
+            inference_compiler=partial(_plain, state.plain_calls, state.parameters),
             partition_fn=self._apart if compiles_autograd() else partition or self._partition,
         )
-        backend.compiled_anew = True
+        state.compiled_anew = True
         with passing(), as_kernels():
             compiled: Call = compiler(module, inputs)
         return compiled
 
     def _apart(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         """Partition as torch does: compiled autograd would replace outcore's backward call."""
-        self.backend.refuse(CaptureError(reason="compiled autograd is enabled"))
+        self.state.refuse(CaptureError(reason="compiled autograd is enabled"))
         return default_partition(*args, **kwargs)
 
     def _partition(
@@ -121,7 +109,7 @@ class GraphCompiler:
                 joint = self._fused(joint, num_fwd_outputs)
                 conductor, sparse = self._conductor(joint, num_fwd_outputs, static)
         except CaptureError as error:
-            self.backend.refuse(error)
+            self.state.refuse(error)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         halves = default_partition(
             joint,
@@ -172,16 +160,16 @@ class GraphCompiler:
         try:
             yield
         finally:
-            self.backend.capture_seconds += time.perf_counter() - start
+            self.state.capture_seconds += time.perf_counter() - start
 
     def _fused(self, joint: GraphModule, outputs: int) -> GraphModule:
         """`joint` with fused kernels, if the user requested them."""
-        if not self.backend.options.fuse:
+        if not self.state.options.fuse:
             return joint
         joint, reasons = fused(joint, outputs)
         if reasons:
             first = reasons[0].splitlines()[0]
-            self.backend.note(f"fuse: some ops run one by one, as fusing them failed ({first})")
+            self.state.note(f"fuse: some ops run one by one, as fusing them failed ({first})")
         return joint
 
     def _conductor(
@@ -193,14 +181,14 @@ class GraphCompiler:
 
         Raises CaptureError if it cannot be planned.
         """
-        backend = self.backend
-        prepare(joint, outputs, backend.large_inputs)
+        state = self.state
+        prepare(joint, outputs, state.large_inputs)
         dense, sparse = densely(joint, outputs)
         captured = capture(without_tokens(dense), outputs, static)
         verify_trace(captured.trace)
-        engine = backend.engine_for(captured.device)
+        engine = state.engine_for(captured.device)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
-            backend.note(BRANCHES)
+            state.note(BRANCHES)
         constants = len(captured.constants)
 
         def fallback() -> Executable:
@@ -209,16 +197,16 @@ class GraphCompiler:
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
-        engine.add(graph, compiled=backend.compiled_anew or backend.options.fuse)
-        backend.compiled_anew = False
-        backend.note_capture(engine.steps.number)
+        engine.add(graph, compiled=state.compiled_anew or state.options.fuse)
+        state.compiled_anew = False
+        state.note_capture(engine.steps.number)
         return Conductor(engine, graph), sparse
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
         runner: Runner | BySize | None = module.meta.get(KEY)
         if runner is None:
             return self._in_core(module)
-        return _noting(runner.forward, self.backend.parameters)
+        return _noting(runner.forward, self.state.parameters)
 
     def _in_core(self, module: GraphModule) -> Call:
         """`module` as captured. Its calls are counted as steps: planned graphs may be inactive."""
@@ -228,16 +216,16 @@ class GraphCompiler:
             self._pass_by(module)
             return call(args)
 
-        return _noting(counted, self.backend.parameters)
+        return _noting(counted, self.state.parameters)
 
     def _pass_by(self, module: GraphModule) -> None:
-        self.backend.plain_calls.number += 1
-        if self.backend.engine is not None:
-            self.backend.engine.passed_by(id(module))
+        self.state.plain_calls.number += 1
+        if self.state.engine is not None:
+            self.state.engine.passed_by(id(module))
 
     def uncompiled(self, module: GraphModule, error: CaptureError) -> Call:
         """`module` as Dynamo captured it, for sizes that have no graph."""
-        self.backend.refuse(error)
+        self.state.refuse(error)
 
         def counted(*args: Any) -> Any:
             self._pass_by(module)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from outcore.bound import lower_bound
 from outcore.errors import MissingPackageError
@@ -21,10 +21,8 @@ from outcore.runtime.graphs.history import LATEST, RECURS_WITHIN, CallsAtOnce
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.status import GraphStatus, State
 from outcore.runtime.settings.options import DEFAULT_POLICY
+from outcore.runtime.state import BackendState
 from outcore.units import format_bytes, format_seconds, parse_size
-
-if TYPE_CHECKING:  # only for annotations: the backend makes its report here
-    from outcore.runtime.backend import Backend
 
 
 class Part(NamedTuple):
@@ -51,17 +49,17 @@ NOTHING = (
 )
 
 
-def report_of(backend: Backend, *, bound: bool = False) -> Report:
+def report_of(state: BackendState, *, bound: bool = False) -> Report:
     """Everything known now; figures leave out graphs that are not planned yet.
 
     `bound`: add the lower bound, if scipy is installed.
     """
-    engine = backend.engine
+    engine = state.engine
     if engine is None:
-        given = backend.options
+        given = state.options
         policy = spec_text(resolve(given.policy or DEFAULT_POLICY))
         budget = _bytes_known_anywhere(given.budget)
-        notes = tuple(backend.notes) or (NOTHING,)
+        notes = tuple(state.notes) or (NOTHING,)
         return Report(policy, State.UNPLANNED.value, budget, notes=notes)
     engine.close_step(early=True)
     everything = engine.registry.statuses()
@@ -73,9 +71,9 @@ def report_of(backend: Backend, *, bound: bool = False) -> Report:
         budget_bytes=engine.settings.budget_bytes,
         graphs=len(graphs),
         others=len(everything) - len(graphs),
-        capture_seconds=backend.capture_seconds,
+        capture_seconds=state.capture_seconds,
         disk_bytes_written=engine.driver.disk_bytes_written(),
-        notes=(*backend.notes, *engine.driver.notes(), *reasons),
+        notes=(*state.notes, *engine.driver.notes(), *reasons),
     )
     if not any(g.follows for g in graphs):
         return common
