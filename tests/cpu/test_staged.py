@@ -29,7 +29,7 @@ from outcore.execute.handles import NOTHING
 from outcore.execute.queued import QueuedDriver
 from outcore.execute.staged import StagedLane
 from outcore.ir.hardware import STAGING_BUFFERS, Tier, staging_bytes
-from outcore.policies import staging_needed
+from outcore.ir.memory import staging_needed
 from outcore.runtime.budget import engine as runtime
 from tests.cpu.ending import closes_before_each_job, ends, ends_in_a_fork, workers, workers_end
 from tests.cpu.queues import LateDevice, RaceError

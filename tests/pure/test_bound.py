@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from outcore.bound import lower_bound
+from outcore.bound import copies, lower_bound
 from outcore.bound import scene as scenes
 from outcore.bound.grid import make_grid
 from outcore.bound.linear import LinearProgram
@@ -312,6 +312,34 @@ def test_a_copy_made_once_serves_two_gaps():
     best = seconds_of(problem, every)
     assert best == pytest.approx(6 + 3 * 4)
     assert lower_bound(problem) == pytest.approx(best, rel=1e-6)
+
+
+def test_rows_for_a_buffer_that_many_ops_read_are_few():
+    """Every second op reads one buffer: its rows must not list all of its earlier absences."""
+
+    def terms(ops):
+        t = TraceBuilder()
+        x = t.new(256, Role.INPUT, borrowed=True)
+        shared, *made = (t.new(256, Role.ACTIVATION) for _ in range(ops + 1))
+        t.op("test.f", (Ref(x),), (shared,))
+        for number, value in enumerate(made):
+            t.op("test.g", (Ref(x), Ref(shared))[: 1 + number % 2], (value,))
+        trace = t.trace([x], (Ref(made[-1]),))
+        profile = Profile((1.0,) * (ops + 1), (0,) * (ops + 1), Source.ESTIMATED)
+        scene = make_scene(replace(chain(), trace=trace, profile=profile))
+        moved = {n: n for n, absence in enumerate(scene.absences) if absence.movable}
+        assert len(moved) > ops // 3
+        lp = LinearProgram()
+        copies._first_copies(lp, scene, moved)
+        return len(lp.below.rows) + len(lp.equal.rows)
+
+    assert terms(400) < 2.5 * terms(200)
+
+
+def test_a_problem_that_breaks_a_rule_is_refused():
+    problem = relinked(small_problem(), lambda *_: Link(float("nan")))
+    with pytest.raises(VerifyError, match="a link has a positive rate"):
+        lower_bound(problem)
 
 
 def test_a_result_over_its_argument_saves_its_bytes():

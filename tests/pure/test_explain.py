@@ -12,7 +12,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import outcore
-from outcore.errors import VerifyError
+from outcore.errors import InfeasibleError, VerifyError
 from outcore.explain import Alternative, Explanation, Late, Total, Wait, WaitsFor, explain
 from outcore.ir.hardware import Hardware, Link, Tier
 from outcore.ir.liveness import dead_gaps, gaps, liveness
@@ -24,6 +24,7 @@ from outcore.ir.store import load
 from outcore.ir.timeline import Timeline
 from outcore.ir.trace import Donation, Effect, Phase, Ref, Role
 from outcore.lower import lower
+from outcore.planfile.check import check_saved
 from outcore.policies import resolve
 from outcore.simulate import simulate
 from tests.conftest import CASES
@@ -117,6 +118,30 @@ class TestMovesByHand:
         problem = replace(by_hand(ONE_GAP), host_budget_bytes=600)
         (move,) = explained(problem, {GAP: Recompute()}).moves
         assert "if offloaded, it would not fit: 400 B over on the host" in move.reasons
+
+    def test_what_does_not_fit_beside_the_buffers_for_copies_to_a_disk(self) -> None:
+        """Buffer 3 is on the disk: its copies pass through four buffers on the host."""
+        problem = replace(small_problem(budget_bytes=ROOMY), host_budget_bytes=4 * (1024 + 512))
+        on_disk, other = gaps(problem.trace)[2:4]
+        plan = make_plan({on_disk: Offload(Tier.DISK), other: Recompute()})
+        check_saved(problem, plan)
+        found = explain(problem, plan)
+        assert found.over_bytes == 0
+        (move,) = (move for move in found.moves if move.buffer == other.buffer)
+        away = move.alternatives[1]
+        assert (away.over_bytes, away.over_tier) == (1024, HOST)
+        with pytest.raises(InfeasibleError):
+            check_saved(problem, make_plan({**plan.by_gap, other: Offload(HOST)}))
+        small = replace(problem, host_budget_bytes=100)
+        assert explain(small, plan).over_tier is HOST
+
+    def test_idle_time_is_that_of_the_variants_that_the_plan_chooses(self) -> None:
+        problem = by_hand(ONE_GAP)
+        alternatives = tuple((op, (Cost(5.0, 0),)) for op in range(4))
+        profile = replace(problem.profile, alternatives=alternatives)
+        plan = make_plan({GAP: Offload(HOST)}, variants={1: 1})
+        (move,) = explain(replace(problem, profile=profile), plan).moves
+        assert move.idle_seconds == 6.0
 
     def test_what_may_not_run_again(self) -> None:
         (move,) = explained(by_hand(ONE_GAP, unrepeatable=[0]), {GAP: Offload(HOST)}).moves

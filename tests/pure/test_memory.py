@@ -22,15 +22,16 @@ from outcore.ir.memory import (
     retained_bytes,
     tier_bytes,
 )
-from outcore.ir.plan import Plan, make_plan
+from outcore.ir.plan import KEEP_ALL, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Alloc, Free, Instruction, Program, Run, Slot, Stream
 from outcore.ir.text import parse
-from outcore.ir.trace import Trace
+from outcore.ir.trace import Donation, Phase, Ref, Role, Trace
 from outcore.ir.verify import verify_trace
 from outcore.ir.verify_program import verify_program
 from outcore.lower import lower
+from tests.pure.building import TraceBuilder
 from tests.pure.strategies import planned, problems, small_hardware
 
 TRACE = """
@@ -140,6 +141,21 @@ def test_a_donated_slot_takes_no_more_memory() -> None:
         Program,
     )
     assert held_bytes(problem(), donating, Tier.DEVICE) == (1000, 1040, 1000)
+
+
+def test_memory_of_an_argument_that_a_result_took_over_crosses() -> None:
+    t = TraceBuilder()
+    x = t.new(4, Role.INPUT)
+    kept, out, tangent, grad = (t.new(4, Role.ACTIVATION) for _ in range(4))
+    t.donations.append(Donation(t.op("relu", (Ref(x),), (kept,)), x, kept))
+    t.op("g", (Ref(kept),), (out,))
+    t.op("b", (Ref(tangent), Ref(kept)), (grad,), Phase.BACKWARD)
+    trace = t.trace([x], (Ref(out),), [tangent], (Ref(grad),))
+    profile = Profile((1.0,) * 3, (0,) * 3, Source.ESTIMATED)
+    program = lower(Problem(trace, profile, small_hardware(), 1000), KEEP_ALL)
+    assert program.body[0].action.donate
+    assert crossing_bytes(program) == 32
+    assert private_bytes(trace, program) == 16
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Hardware, Link, Tier, staging_bytes
 from outcore.ir.liveness import dead_gaps
-from outcore.ir.memory import fits, tier_bytes
+from outcore.ir.memory import fits, staging_needed, tier_bytes
 from outcore.ir.plan import Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost, Profile, Source
@@ -18,7 +18,7 @@ from outcore.ir.trace import Phase, Ref, Role
 from outcore.ir.verify_plan import verify_plan
 from outcore.lower import lower
 from outcore.planfile import check_saved
-from outcore.policies import floor_plan, overflow, resolve, staging_needed, with_roomy_host
+from outcore.policies import floor_plan, overflow, resolve, with_roomy_host
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, dense_plan, dense_problem
 from tests.pure.strategies import hardwares, problems

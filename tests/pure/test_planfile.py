@@ -291,6 +291,16 @@ class TestFilesThatWillNotDo:
                 '"how": {"size": 1, "pre',
                 r"how: expected no fields but .*found \['size'\]",
             ),
+            (
+                '"action": "offload", "after": {"op": 3',
+                '"action": "keep", "after": {"op": 3',
+                r"storages\[0\]",
+            ),
+            (
+                '"how": {"pre',
+                '"how": {"choice": "keep", "pre',
+                r"storages\[0\]\.how: expected an object without a choice",
+            ),
             ("{", "", "is not JSON"),
         ],
     )
@@ -411,11 +421,32 @@ class TestRules:
             (recompute("x"), r"x \(buffer 0\) always stays on the device"),
             (offload("conv.weight"), "it belongs to the caller"),
             (offload("layers.6"), "is made in the backward pass"),
+            (offload("tangent"), "is passed to the backward pass"),
+            (offload("out"), "it belongs to the caller"),
         ],
     )
     def test_one_for_what_cannot_be_moved_says_why(self, rule, said):
         with pytest.raises(OptionValueError, match=said):
             check_rules([rule], [small_problem().trace])
+
+    def test_one_for_what_an_op_changes_says_so(self):
+        trace = small_problem().trace
+        op = replace(trace.ops[2], effects=frozenset([Effect.MUTATES]))
+        trace = replace(trace, ops=(*trace.ops[:2], op, *trace.ops[3:]))
+        with pytest.raises(OptionValueError, match=r"dropped .* device: an op changes it in place"):
+            check_rules([offload("dropped")], [trace])
+
+    def test_one_for_what_is_empty_says_so(self):
+        trace = small_problem().trace
+        buffers = [replace(b, nbytes=0) if b.name == "mixed" else b for b in trace.buffers]
+        with pytest.raises(OptionValueError, match=r"mixed .* is empty, so there is nothing"):
+            check_rules([offload("mixed")], [replace(trace, buffers=tuple(buffers))])
+
+    def test_what_has_no_place_has_no_name_for_it(self):
+        trace = small_problem().trace
+        trace = replace(trace, ops=tuple(replace(op, site="") for op in trace.ops))
+        with pytest.raises(OptionValueError, match=r"it matches no storage: `outcore plan show`"):
+            check_rules([keep("*(*)")], [trace])
 
     def test_recomputing_what_cannot_run_again_says_why(self):
         problem = small_problem()

@@ -25,7 +25,7 @@ from outcore.ir.program import Alloc, Copy, Free, Instruction, Program, Run, Slo
 from outcore.ir.store import VERSION, check_plan_for, digest, load, save
 from outcore.ir.text import parse, to_text
 from outcore.ir.timeline import Cause, Span, Stall, Timeline
-from outcore.ir.trace import Ref, Symbol, Trace
+from outcore.ir.trace import Arg, Ref, Symbol, Trace
 from tests.pure.strategies import plans, problems, small_problem, small_trace
 
 Golden = Callable[[str, str], None]
@@ -264,7 +264,9 @@ def trace_file(tmp_path: Path) -> Path:
         (b"trace boundary 5", "is not JSON"),
         (b"[]", "has no outcore header"),
         (b'{"format": {"name": "other"}, "noun": {}}', "has no outcore header"),
-        (b'{"format": {"name": "outcore", "version": 1}}', "has no outcore header"),
+        (b'{"format": {"name": "outcore", "kind": "plans"}}', "holds a plans"),
+        (b'{"format": {"name": "outcore", "kind": "trace", "version": 1}}', "has version 1"),
+        (b'{"format": {"name": "outcore", "kind": "trace", "version": 3}}', "but no noun"),
     ],
 )
 def test_a_file_that_is_none_of_ours(content: bytes, reason: str, tmp_path: Path) -> None:
@@ -273,6 +275,23 @@ def test_a_file_that_is_none_of_ours(content: bytes, reason: str, tmp_path: Path
     with pytest.raises(FormatError, match=reason) as caught:
         load(path, Trace)
     assert str(path) in str(caught.value)
+
+
+def test_a_file_with_a_long_name(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250 + ".json")
+    save(small_trace(), path)
+    assert load(path, Trace) == small_trace()
+
+
+def test_arguments_that_are_nested_too_deeply(tmp_path: Path) -> None:
+    deep: Arg = 1
+    for _ in range(300):
+        deep = (deep,)
+    trace = small_trace()
+    first = dataclasses.replace(trace.ops[0], args=(*trace.ops[0].args, deep))
+    save(dataclasses.replace(trace, ops=(first, *trace.ops[1:])), tmp_path / "deep.json")
+    with pytest.raises(FormatError, match="arguments are nested too deeply"):
+        load(tmp_path / "deep.json", Trace)
 
 
 def test_a_file_of_another_kind(trace_file: Path) -> None:

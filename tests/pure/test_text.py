@@ -294,6 +294,13 @@ SMALL = (
         ("f(%0)", 'f("\\x")', 5, 16, "not a JSON string"),
         ("f(%0)", "f() !odd", 5, 19, "expected random or mutates or collective or unrepeatable"),
         ("f(%0)", "f() @ here", 5, 20, "expected a quoted site, found 'here'"),
+        ("0 input", "0input", 2, 8, "expected an integer, found '0input 4 B'"),
+        ("value %0", "value % 0", 3, 7, "expected a value like %12, found '% 0 on"),
+        ("f(%0)", "f(%007)", 5, 16, "%7 is not a value of this trace"),
+        ("f(%0)", "f(%\N{ARABIC-INDIC DIGIT ZERO})", 5, 16, "expected an argument"),
+        ("f(%0)", f"f({9 * '(' + 9 * ')'}x)", 5, 34, "expected ',' or ')', found 'x)'"),
+        ("(1,) stride", f"({5000 * '9'},) stride", 3, 23, "expected a tuple of integers"),
+        ("boundary 1", f"boundary {5000 * '9'}", 1, 16, "expected an integer, found '999"),
     ],
 )  # fmt: skip
 def test_what_a_trace_may_not_say(old: str, new: str, line: int, column: int, reason: str) -> None:
@@ -322,6 +329,13 @@ def test_what_a_trace_may_not_say(old: str, new: str, line: int, column: int, re
         ("program boundary 0\n1: compute free s0", Program, 2, 1, "expected '0', found '1: comp"),
         ("program boundary 0\n0: compute go 1", Program, 2, 12, "expected alloc or free or copy"),
         ("program boundary 0\n0: out copy s1 -> 2", Program, 2, 19, "expected a slot like s12"),
+        ("program boundary 0\n0: compute free s0 after 0-1", Program, 2, 26, "expected what comes"),
+        ("program boundary 0\n0: compute free s0 after", Program, 2, 25, "expected what comes"),
+        ("program boundary 0\n0: compute run 0 ->", Program, 2, 20, "expected what comes"),
+        ("program boundary 0\n0: compute run 0 donate", Program, 2, 24, "expected a pair of slots"),
+        ("program boundary 0\narguments s3s4", Program, 2, 11, "expected the end of the line"),
+        ("program boundary 0\n0: compute alloc s3after 0", Program, 2, 18, "expected a slot like"),
+        ("profile measured\nop 0 0.5s 3 B", Profile, 2, 6, "expected a number, found '0.5s 3 B'"),
         ("timeline guessed", Timeline, 1, 10, "expected measured or estimated or simulated"),
     ],
 )  # fmt: skip
@@ -332,6 +346,11 @@ def test_what_the_other_nouns_may_not_say(
         parse(text, kind)
     error = caught.value
     assert (error.line, error.column, error.reason[: len(reason)]) == (line, column, reason)
+
+
+def test_brackets_inside_brackets_have_an_end() -> None:
+    with pytest.raises(ParseError, match=r"line 5, column .*: too many brackets"):
+        parse(SMALL.replace("%0)", 5000 * "(" + 5000 * ")" + ")"), Trace)
 
 
 @given(st.data())

@@ -153,7 +153,10 @@ AT_THE_END = "what a call returns is there at its end"
         ("instruction 11", DONE, ["s3 after 10 => s3 pace 10"]),
         # copies
         ("instruction 10", "between two slots of one buffer", ["s7 buffer 3 => s7 buffer 4"]),
-        ("instruction 10", "is between two tiers", ["3 host => 3 device", "9: out => 9: compute"]),
+        ("instruction 10", "between the device and another tier",
+         ["3 host => 3 device", "9: out => 9: compute"]),
+        ("instruction 28", "between the device and another tier",
+         ["s15 buffer 3 device => s15 buffer 3 disk", "27: compute => 27: out"]),
         # runs
         ("instruction 13", ORDER, ["run 4 s6 s2 => run 4 s2 s6"]),
         ("instruction 16", ORDER, ["-> s10 s11 => -> s11 s10"]),
@@ -164,8 +167,8 @@ AT_THE_END = "what a call returns is there at its end"
         ("32", "only an op that may run again does", ["+32 compute rerun 8 s14 s0 s15 s1 -> s16"]),
         ("instruction 5", "of a variant that the profile has", ["run 2 => run 2 variant 1"]),
         ("instruction 5", "of a variant that the profile has", ["run 2 => run 2 variant -1"]),
-        ("31", "a run finds its slots on the device",
-         ["s15 buffer 3 device => s15 buffer 3 disk", "27: compute => 27: out"]),
+        ("24", "a run finds its slots on the device",
+         ["s14 buffer 12 device => s14 buffer 12 disk", "23: compute => 23: out"]),
         # donations
         ("instruction 21", DONATES, ["donate s10:s13 => donate s4:s13"]),
         ("instruction 21", DONATES, ["donate s10:s13 => donate s10:s14"]),
@@ -249,11 +252,27 @@ def mutating() -> Problem:
     [
         ("instruction 12", "reads what the original run reads, mutations", [RERUN_OF_CHANGED]),
         ("instruction 7", DONE, ["run 2 s0 after 1 => run 2 s0"]),
-        ("the end", "has seen every mutation", ["results s0 => results s7", "free s7 => free s0"]),
+        ("results", "the memory of the caller", ["results s0 => results s7", "free s7 => free s0"]),
     ],
 )
 def test_each_rule_of_a_mutation(where: str, rule: str, edits: list[str]) -> None:
     refused(edited(SNAPSHOT, *edits), where, rule, mutating())
+
+
+def test_what_is_returned_has_seen_every_mutation() -> None:
+    problem = mutating()
+    first, *others = problem.trace.buffers
+    trace = replace(problem.trace, buffers=(replace(first, borrowed=False), *others))
+    program = edited(SNAPSHOT, "results s0 => results s7", "free s7 => free s0")
+    refused(program, "the end", "has seen every mutation", replace(problem, trace=trace))
+
+
+def test_a_copy_is_over_a_link_of_the_machine() -> None:
+    problem = small_problem()
+    links = tuple(link for link in problem.hardware.links if Tier.HOST not in link)
+    hardware = replace(problem.hardware, links=links)
+    rule = "a copy is over a link of the machine"
+    refused(PROGRAM, "instruction 10", rule, replace(problem, hardware=hardware))
 
 
 def test_only_a_copy_from_before_the_mutation_gives_the_plain_results() -> None:

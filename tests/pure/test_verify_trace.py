@@ -79,6 +79,8 @@ FAULTS = [
     ("-> _, %15", "-> _", "what a call returns was made by its end", "buffer 13 was not"),
     ("donate 6", "donate 99", "a donation names an op", "there are 9 ops"),
     ("donate 6: %11", "donate 6: %3", "the op reads what is donated", "it does not read %3"),
+    ("value %0 on 0 ", 'buffer 14 param 0 B borrowed "lost"\nvalue %0 on 0 ',
+     "what is the caller's is passed in or made", "no op makes it, and it is not passed in"),
     ("donate 6: %11 -> %13", "donate 4: %8 -> %7", "both buffers have one size", "1024 B and 256"),
     ("donate 6: %11 -> %13", "donate 6: %11 -> %5", "the op makes what", "it does not make %5"),
     ("%13 on 11 float32", "%13 on 11 int32", "one dtype and layout", "%13 is ('int32'"),

@@ -12,6 +12,7 @@ from outcore.bound.reruns import add_reruns
 from outcore.bound.scene import Scene, make_scene
 from outcore.errors import InfeasibleError
 from outcore.ir.problem import Problem
+from outcore.ir.verify_problem import verify_problem
 
 __all__ = ["lower_bound"]
 
@@ -30,9 +31,11 @@ def lower_bound(problem: Problem) -> float:
     `simulate`. The bound never rises when the budget or the rate of a link grows.
 
     Raises InfeasibleError if no program fits the device budget. No program fits below its
-    `floor_bytes`; the smallest budget of a plan may be larger. Raises MissingPackageError if scipy
-    is needed and not installed. It is not needed if everything fits.
+    `floor_bytes`; the smallest budget of a plan may be larger. Raises VerifyError if the problem
+    breaks a rule, MissingPackageError if scipy is needed and not installed. It is not needed if
+    everything fits.
     """
+    verify_problem(problem)
     if not problem.trace.ops:
         return 0.0
     scene = make_scene(problem)

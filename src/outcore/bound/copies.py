@@ -94,10 +94,9 @@ def _first_copies(lp: LinearProgram, scene: Scene, moved: dict[int, int]) -> dic
         so_far: Terms = []
         for number in numbers:
             first[number] = lp.variable(1.0)
-            so_far.append((first[number], 1.0))
             lp.at_most([(first[number], 1.0), (moved[number], -1.0)])
+            so_far = [(lp.sum_of([*so_far, (first[number], 1.0)], 1.0), 1.0)]
             lp.at_most([(moved[number], 1.0), *times(so_far, -1.0)])
-        lp.at_most(so_far, 1.0)
     return first
 
 

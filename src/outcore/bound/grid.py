@@ -70,7 +70,11 @@ class Grid:
 def make_grid(
     positions: Positions, absences: Iterable[Absence], most_positions: int, most_blocks: int
 ) -> Grid:
-    """A grid of at most `most_positions` and `most_blocks`, at positions that hold much memory."""
+    """A grid at positions that hold much memory.
+
+    It has at most `most_positions` and the pause, and `most_blocks`, but at least one block before
+    the pause and one after it.
+    """
     held = _held_bytes(positions, absences)
     pause, end = positions.pause, positions.end
     at = (

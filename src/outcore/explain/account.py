@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from outcore.explain.explanation import Explanation, Rerun
-from outcore.explain.judge import overrun
+from outcore.explain.judge import needed_bytes, overrun
 from outcore.explain.moves import moves_of
 from outcore.explain.waits import waits_of
 from outcore.gc_paused import gc_paused
@@ -32,7 +32,7 @@ def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explana
     program = lower(problem, plan)
     timeline = simulate(problem, program)
     reruns = _reruns(problem, program)
-    over_tier, over_bytes = overrun(problem, dict(timeline.peak_bytes))
+    over_tier, over_bytes = overrun(problem, dict(needed_bytes(problem, plan, timeline)))
     profile = problem.profile
     chosen = (
         profile.cost(op, variant).seconds - profile.seconds[op] for op, variant in plan.variants
@@ -44,7 +44,7 @@ def explain(problem: Problem, plan: Plan, *, most: int | None = None) -> Explana
         over_bytes=over_bytes,
         over_tier=over_tier,
         seconds=timeline.seconds,
-        in_core_seconds=sum(profile.seconds),
+        in_core_seconds=sum(profile.seconds, 0.0),
         variant_seconds=sum(chosen, 0.0),
         recompute_seconds=sum((rerun.seconds for rerun in reruns), 0.0),
         moved=sum(not gap.dead for gap, _ in plan.moves),

@@ -10,6 +10,7 @@ from functools import cached_property
 from outcore.errors import VerifyError
 from outcore.evaluate import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_STAY, Evaluator
 from outcore.ir.hardware import Tier
+from outcore.ir.memory import staging_needed
 from outcore.ir.plan import Choice, Gap, Keep, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
@@ -30,12 +31,12 @@ class Verdict:
 class Judge:
     """Judges the plans that differ from `plan` in the choice for one gap.
 
-    Its figures are those of `simulate(problem, lower(problem, changed))`. `timeline` has to be the
-    one of `plan` itself.
+    Its figures are those of `simulate(problem, lower(problem, changed))`, and of `needed_bytes`.
+    `timeline` has to be the one of `plan` itself.
     """
 
     def __init__(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
-        self.own = Verdict(timeline.seconds, timeline.peak_bytes)
+        self.own = Verdict(timeline.seconds, needed_bytes(problem, plan, timeline))
         self.problem = _as_chosen(problem, plan)
         self.plan = replace(plan, variants=())
 
@@ -78,7 +79,7 @@ class Judge:
                 raise
             return Verdict(impossible=self._refusal(changed, error))
         timeline = simulate(self.problem, program)
-        return Verdict(timeline.seconds, timeline.peak_bytes)
+        return Verdict(timeline.seconds, needed_bytes(self.problem, changed, timeline))
 
     def _refusal(self, changed: Plan, error: VerifyError) -> str:
         """Why `changed` cannot be lowered: its own fault, or another choice depends on it."""
@@ -87,6 +88,17 @@ class Judge:
         except VerifyError as own:
             return own.detail
         return f"{error.where}: {error.detail}"
+
+
+def needed_bytes(problem: Problem, plan: Plan, timeline: Timeline) -> tuple[tuple[Tier, int], ...]:
+    """What `plan`, whose timeline is given, needs of each tier.
+
+    What it sends to a disk passes through host memory, if the machine has both.
+    """
+    if not problem.hardware.capacity(Tier.HOST):
+        return timeline.peak_bytes
+    staging = staging_needed(problem.trace, plan)
+    return tuple((t, n + (staging if t is Tier.HOST else 0)) for t, n in timeline.peak_bytes)
 
 
 def overrun(problem: Problem, nbytes: Mapping[Tier, int]) -> tuple[Tier | None, int]:

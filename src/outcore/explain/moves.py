@@ -23,7 +23,7 @@ def moves_of(
 
     Each needs three evaluations. `timeline` has to be the one of `plan`.
     """
-    idle = _idle(problem)
+    idle = _idle(problem, plan)
     trace, producer = problem.trace, liveness(problem.trace).producer
     judge = Judge(problem, plan, timeline)
 
@@ -56,13 +56,14 @@ def moves_of(
 
 def weights(problem: Problem, plan: Plan) -> list[float]:
     """The byte-seconds of each move of `plan`: `Move.weight`, without making the moves."""
-    idle, buffers = _idle(problem), problem.trace.buffers
+    idle, buffers = _idle(problem, plan), problem.trace.buffers
     return [buffers[gap.buffer].nbytes * idle(gap) for gap, _ in plan.moves]
 
 
-def _idle(problem: Problem) -> Callable[[Gap], float]:
+def _idle(problem: Problem, plan: Plan) -> Callable[[Gap], float]:
     """A function from a gap to its idle time: the seconds of the first runs inside it."""
-    ends = list(accumulate(problem.profile.seconds))
+    costs = (problem.profile.cost(op, plan.variant(op)) for op in range(len(problem.trace.ops)))
+    ends = list(accumulate(cost.seconds for cost in costs))
     return lambda gap: max(0.0, ends[gap.before - 1] - ends[gap.after])
 
 

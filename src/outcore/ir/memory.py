@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from outcore.ir.hardware import Tier
+from outcore.ir.hardware import Tier, staging_bytes
+from outcore.ir.plan import Offload, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Action, Alloc, Free, Program, Run, Slot
 from outcore.ir.trace import Trace
@@ -69,11 +70,14 @@ def crossing_bytes(program: Program) -> int:
     """Device bytes held between the two calls, without the caller's arguments."""
     passed_in = frozenset(program.arguments)  # some are freed in forward
     actions = (instruction.action for instruction in program.body[: program.boundary])
-    return sum(
-        added_bytes(program.slots, action)
-        for action in actions
-        if not (isinstance(action, Free) and action.slot in passed_in)
-    )
+    total = 0
+    for action in actions:
+        if isinstance(action, Run):  # the memory of an argument that a result takes over
+            taken = (target for source, target in action.donate if source in passed_in)
+            total += sum(program.slots[target].nbytes for target in taken)
+        elif not (isinstance(action, Free) and action.slot in passed_in):
+            total += added_bytes(program.slots, action)
+    return total
 
 
 def private_bytes(trace: Trace, program: Program) -> int:
@@ -157,8 +161,8 @@ def _crossing(program: Program) -> dict[int, Slot]:
             live.pop(action.slot, None)
         elif isinstance(action, Run):
             for source, target in action.donate:
-                if live.pop(source, None) is not None:
-                    live[target] = program.slots[target]
+                live.pop(source, None)  # an argument is not in it
+                live[target] = program.slots[target]
     return {number: slot for number, slot in live.items() if slot.tier is Tier.DEVICE}
 
 
@@ -194,6 +198,16 @@ def tier_bytes(problem: Problem, program: Program, tier: Tier) -> int:
     if tier is Tier.DEVICE:
         return peak(problem, program, tier).nbytes
     return extent_bytes(program, tier)
+
+
+def staging_needed(trace: Trace, plan: Plan) -> int:
+    """Host memory through which the copies of `plan` to and from a disk pass."""
+    through = (
+        trace.buffers[gap.buffer].nbytes
+        for gap, choice in plan.choices
+        if isinstance(choice, Offload) and choice.tier is Tier.DISK
+    )
+    return staging_bytes(max(through, default=0))
 
 
 def fits(problem: Problem, program: Program) -> bool:

@@ -112,7 +112,7 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> None:
             file.write(text)
         return
     target = given.resolve()
-    draft = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
+    draft = target.with_name(f".{target.name[:50]}.{uuid4().hex}.tmp")  # names have a longest
     try:
         with draft.open("x", encoding="ascii") as file:
             file.write(text)
@@ -149,13 +149,15 @@ def load(path: str | os.PathLike[str], kind: type[N]) -> N:
 def _open(whole: Any, kind: type[N], path: str | os.PathLike[str]) -> tuple[dict[str, Json], Json]:
     """The header and the content. Raises FormatError unless the header is for a `kind`."""
     header = whole.get("format") if isinstance(whole, dict) else None
-    if not isinstance(header, dict) or header.get("name") != NAME or "noun" not in whole:
+    if not isinstance(header, dict) or header.get("name") != NAME:
         raise FormatError(noun=kind_of(kind), reason=f"{path} has no {NAME} header")
+    if header.get("kind") != kind_of(kind):
+        raise FormatError(noun=kind_of(kind), reason=f"{path} holds a {header.get('kind')}")
     if header.get("version") != VERSION:
         reason = f"{path} has version {header.get('version')}, this release reads {VERSION}"
         raise FormatError(noun=kind_of(kind), reason=reason)
-    if header.get("kind") != kind_of(kind):
-        raise FormatError(noun=kind_of(kind), reason=f"{path} holds a {header.get('kind')}")
+    if "noun" not in whole:
+        raise FormatError(noun=kind_of(kind), reason=f"{path} has a header, but no noun")
     return header, whole["noun"]
 
 
@@ -164,6 +166,9 @@ def _decode(content: Json, kind: type[N], path: str | os.PathLike[str]) -> N:
         noun: N = NOUNS[kind].decode(content)
     except CodecError as error:
         reason = f"{path}: at {kind_of(kind)}{error.where}: {error}"
+        raise FormatError(noun=kind_of(kind), reason=reason) from error
+    except RecursionError as error:
+        reason = f"{path}: arguments are nested too deeply"
         raise FormatError(noun=kind_of(kind), reason=reason) from error
     except VerifyError as error:  # a Trace that names a Value it does not list
         raise FormatError(noun=kind_of(kind), reason=f"{path}: {error}") from error

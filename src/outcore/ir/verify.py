@@ -40,6 +40,7 @@ def verify_trace(trace: Trace) -> None:
             _fail(f"value %{value.id}", rule, "it is read as the conjugate or the negative")
         met.add(value.buffer)
     _verify_order(trace)
+    _verify_borrowed(trace)
     for donation in trace.donations:
         _verify_donation(trace, donation)
 
@@ -124,6 +125,15 @@ def _verify_op(trace: Trace, op: Op, made: set[int]) -> None:
     for buffer in trace.writes[op.id]:
         if buffer in made:
             _fail(where, "a buffer is made once", f"buffer {buffer} is there already")
+
+
+def _verify_borrowed(trace: Trace) -> None:
+    """Check that what is the caller's exists: it is there at the end of every step."""
+    there = {*_buffers(trace, trace.inputs), *_buffers(trace, trace.tangents)}.union(*trace.writes)
+    for buffer in trace.buffers:
+        if buffer.borrowed and buffer.id not in there:
+            rule = "what is the caller's is passed in or made"
+            _fail(f"buffer {buffer.id}", rule, "no op makes it, and it is not passed in")
 
 
 def _verify_results(trace: Trace, made: set[int], name: str) -> None:

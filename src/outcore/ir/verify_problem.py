@@ -77,6 +77,10 @@ def _verify_alternatives(profile: Profile, ops: int) -> None:
 
 def verify_hardware(hardware: Hardware) -> None:
     """Raise VerifyError unless figures are valid and each outer tier is linked both ways."""
+    _verify_once("capacity", (tier.value for tier, _ in hardware.capacity_bytes))
+    _verify_once("rounding", (tier.value for tier, _ in hardware.rounding_bytes))
+    _verify_once("link", (f"{start.value} {stop.value}" for start, stop, _ in hardware.links))
+    _verify_once("compute", (dtype for dtype, _ in hardware.flops_per_second))
     sizes = {f"capacity {tier.value}": nbytes for tier, nbytes in hardware.capacity_bytes}
     for where, nbytes in (sizes | {"padding": hardware.fetch_padding_bytes}).items():
         if nbytes < 0:
@@ -92,6 +96,21 @@ def verify_hardware(hardware: Hardware) -> None:
             detail = f"{link.bytes_per_second} B/s, {link.latency_seconds} s"
             _fail("hardware", f"link {start.value} {stop.value}", rule, detail)
     _verify_routes(hardware)
+    rates = {f"compute {dtype}": rate for dtype, rate in hardware.flops_per_second}
+    for where, rate in (rates | {"memory": hardware.memory_bytes_per_second}).items():
+        if not rate >= 0:
+            _fail("hardware", where, "no rate is negative", f"{rate} per second")
+    if not 0 <= hardware.op_overhead_seconds < math.inf:
+        detail = f"{hardware.op_overhead_seconds} s"
+        _fail("hardware", "overhead", "seconds are finite and not negative", detail)
+
+
+def _verify_once(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            _fail("hardware", f"{kind} {name}", "each is listed once", "it is listed again")
+        seen.add(name)
 
 
 def _verify_routes(hardware: Hardware) -> None:

@@ -55,6 +55,7 @@ class _Walk:
         """Per op that has run: the versions of the buffers that it read."""
         self.variants: list[int] = []
         """Per op that has run: its variant."""
+        self.linked = {(start, stop) for start, stop, _ in problem.hardware.links}
         self.rooms = {tier: Rooms() for tier in Tier}
         self.crossing: frozenset[int] = frozenset()
         """Slots that hold what the forward call leaves for the backward call."""
@@ -160,9 +161,12 @@ class _Walk:
         if source.buffer != target.buffer:
             detail = f"from buffer {source.buffer} to buffer {target.buffer}"
             self._fail(position, "a copy is between two slots of one buffer", detail)
-        if source.tier is target.tier:
-            detail = f"both slots are in {source.tier.value}"
-            self._fail(position, "a copy is between two tiers", detail)
+        if (source.tier is Tier.DEVICE) == (target.tier is Tier.DEVICE):
+            detail = f"it is from {source.tier.value} to {target.tier.value}"
+            self._fail(position, "a copy is between the device and another tier", detail)
+        if (source.tier, target.tier) not in self.linked:
+            detail = f"there is none from {source.tier.value} to {target.tier.value}"
+            self._fail(position, "a copy is over a link of the machine", detail)
         self._touch(position, copy.source, writes=False)
         self._write_once(position, copy.target)
         self.states[copy.target].version = self.states[copy.source].version

@@ -78,7 +78,11 @@ def excerpt(program: Program, position: int) -> str:
 
 
 def verify_interface(trace: Trace, program: Program) -> None:
-    """Check that the caller's slots are those of the trace's buffers, and on the device."""
+    """Check that the caller's slots are those of the trace's buffers, and on the device.
+
+    What is the caller's is never freed or taken over: its slot is among the results, which outlive
+    the body.
+    """
     held = tuple(b for b, held in enumerate(liveness(trace).held) if held)
     inputs = trace.value_buffers(tuple(map(Ref, trace.inputs)))
     tangents = trace.value_buffers(tuple(map(Ref, trace.tangents)))
@@ -86,6 +90,11 @@ def verify_interface(trace: Trace, program: Program) -> None:
     _verify_list(program, "tangents", program.tangents, tangents)
     results = sorted(program.results, key=lambda s: _buffer(program, s))
     _verify_list(program, "results", results, held)
+    for slot in (*program.arguments, *program.tangents):
+        buffer = program.slots[slot].buffer
+        if trace.buffers[buffer].borrowed and slot not in program.results:
+            detail = f"s{slot} of buffer {buffer} is not"
+            fail("results", "the memory of the caller is what the caller keeps", detail)
 
 
 def _buffer(program: Program, slot: int) -> int:

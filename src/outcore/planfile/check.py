@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from outcore.errors import DigestError, InfeasibleError
 from outcore.ir.hardware import Tier
+from outcore.ir.memory import staging_needed
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
 from outcore.lower import lower
 from outcore.planfile.nouns import PlanFile, SavedPlan
-from outcore.policies import staging_needed
 from outcore.policies.settle import excess_bytes, refuse
 
 

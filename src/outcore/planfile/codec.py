@@ -98,8 +98,8 @@ def _decode_storage(json: Json) -> Storage:
 def _decode_choice(action: Json, how: Json) -> Choice:
     if not isinstance(action, str) or action not in UNSAID:
         raise CodecError(f"one of {', '.join(UNSAID)}", action).inside(".action")
-    if not isinstance(how, dict):
-        raise CodecError("an object", how).inside(".how")
+    if not isinstance(how, dict) or "choice" in how:  # it would replace the action
+        raise CodecError("an object without a choice", how).inside(".how")
     try:
         choice: Choice = CHOICE.decode({"choice": action, **UNSAID[action], **how})
     except CodecError as error:

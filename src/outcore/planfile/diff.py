@@ -138,17 +138,17 @@ def _pairs(
     before: Sequence[SavedPlan], after: Sequence[SavedPlan]
 ) -> Iterator[tuple[SavedPlan | None, SavedPlan | None]]:
     alone: list[SavedPlan] = []
-    known: defaultdict[str, deque[SavedPlan]] = defaultdict(deque)
-    for plan in after:
-        known[plan.digests.trace].append(plan)
+    known: defaultdict[str, deque[int]] = defaultdict(deque)
+    for index, plan in enumerate(after):
+        known[plan.digests.trace].append(index)
     for plan in before:
         alike = known[plan.digests.trace]
         if alike:
-            yield plan, alike.popleft()
+            yield plan, after[alike.popleft()]
         else:
             alone.append(plan)
-    left = {id(plan) for plans in known.values() for plan in plans}
-    yield from zip_longest(alone, (plan for plan in after if id(plan) in left))
+    left = sorted(index for alike in known.values() for index in alike)
+    yield from zip_longest(alone, (after[index] for index in left))
 
 
 def _keyed(storages: Sequence[Storage], *, by_gap: bool) -> dict[Key, Storage]:

@@ -16,7 +16,7 @@ from outcore.errors import OptionValueError
 from outcore.ir.liveness import Liveness, crossing_gaps, gaps, liveness
 from outcore.ir.plan import KEEP, Choice, Gap, Keep, Recompute
 from outcore.ir.problem import Problem
-from outcore.ir.trace import Trace
+from outcore.ir.trace import Ref, Trace
 from outcore.planfile.nouns import Action, Rule
 from outcore.planfile.places import labels
 from outcore.policies.candidates import away, recomputable
@@ -119,9 +119,16 @@ def _not_again(trace: Trace, live: Liveness, gap: Gap) -> str:
 def _immovable(trace: Trace, buffer: int) -> str:
     """Why a matched buffer has no gap across the boundary."""
     what, live = _name(trace, buffer), liveness(trace)
-    if live.held[buffer]:
-        return f"{what} always stays on the device: it belongs to the caller"
     uses = live.uses[buffer]
+    if live.held[buffer]:
+        given = set(trace.value_buffers((trace.outputs, trace.gradients)))
+        callers = trace.buffers[buffer].borrowed or buffer in given
+        why = "it belongs to the caller" if callers else "an op changes it in place"
+        return f"{what} always stays on the device: {why}"
+    if not trace.buffers[buffer].nbytes:
+        return f"{what} is empty, so there is nothing to move"
+    if buffer in trace.value_buffers(tuple(map(Ref, trace.tangents))):
+        return f"{what} is passed to the backward pass, so it is not kept for it"
     if uses and uses[0] >= trace.boundary:
         return f"{what} is made in the backward pass, so it is not kept for it"
     return f"{what} is not used in the backward pass, so it is not kept for it"

@@ -27,4 +27,5 @@ def _made_at(trace: Trace, op: int | None) -> tuple[str, ...]:
     if op is None:
         return ()
     module, source = place(trace.ops[op].site)
-    return module, source, f"{module} ({source})", trace.ops[op].site
+    both = f"{module} ({source})" if module and source else ""
+    return module, source, both, trace.ops[op].site

@@ -87,7 +87,8 @@ def _decode(codec: Codec[T], content: Json, path: str | os.PathLike[str], noun: 
     try:
         return codec.decode(content)
     except CodecError as error:
-        raise FormatError(noun=noun, reason=f"{path}: at {error.where}: {error}") from error
+        where = error.where or "the top"
+        raise FormatError(noun=noun, reason=f"{path}: at {where}: {error}") from error
 
 
 def _spread(content: Json, depth: int = 0, *, rows: bool = False) -> str:

@@ -11,7 +11,7 @@ from outcore.policies.floor import (
     leanest_plan,
     plan_floor,
 )
-from outcore.policies.overflow import overflow, staging_needed, with_roomy_host
+from outcore.policies.overflow import overflow, with_roomy_host
 from outcore.policies.plugins import KnownPolicies, Plugin, plugins
 from outcore.policies.policy import Hasty, Improver, Policy
 from outcore.policies.settle import settle
@@ -42,6 +42,5 @@ __all__ = [
     "resolve",
     "settle",
     "spec_text",
-    "staging_needed",
     "with_roomy_host",
 ]

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from outcore.ir.hardware import Hardware, Tier, staging_bytes
-from outcore.ir.memory import tier_bytes
+from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.memory import staging_needed, tier_bytes
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
-from outcore.ir.trace import Trace
 from outcore.lower import lower
 from outcore.policies.settle import outer_too_small
 
@@ -63,16 +62,6 @@ def overflow(problem: Problem, plan: Plan) -> Plan:
     if excess > 0:
         raise outer_too_small(problem, Tier.DISK, excess, plan.policy)
     return replace(found, problem_digest=digest(problem), trace_digest=digest(problem.trace))
-
-
-def staging_needed(trace: Trace, plan: Plan) -> int:
-    """Host memory through which the copies of `plan` to and from a disk pass."""
-    through = (
-        trace.buffers[gap.buffer].nbytes
-        for gap, choice in plan.choices
-        if isinstance(choice, Offload) and choice.tier is Tier.DISK
-    )
-    return staging_bytes(max(through, default=0))
 
 
 def _fewest(order: Sequence[int], over: Callable[[Sequence[int]], int]) -> Sequence[int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from outcore.ir.text.rows import comma
-from outcore.ir.text.scan import INTEGER, KIND, NUMBER, STRING, SYMBOL, Line, bare, quoted
+from outcore.ir.text.scan import DIGITS, INTEGER, KIND, NUMBER, STRING, SYMBOL, Line, bare, quoted
 from outcore.ir.trace import Arg, Ref, Symbol
 
 _CONSTANTS: dict[str, Arg] = {"none": None, "true": True, "false": False}
-_VALUE = re.compile(r"%\d+")
+_VALUE = re.compile(rf"%{DIGITS}", re.ASCII)
 _KEYWORD = re.compile(rf"(?:{KIND.pattern}|{STRING.pattern})=", re.ASCII)
 _SYMBOL = re.compile(rf"{KIND.pattern}:(?={SYMBOL.pattern}|{STRING.pattern})", re.ASCII)
 
@@ -32,11 +32,16 @@ def value_name(value: int) -> str:
     return f"%{value}"
 
 
+def read_new_value(line: Line) -> int:
+    """The id of a Value that this line defines, such as `%12`."""
+    return int(line.take(_VALUE, "a value like %12")[1:])
+
+
 def read_value(line: Line) -> int:
     """A Value id such as `%12`, also added to `line.values` to check later that it exists."""
-    value = int(line.take(_VALUE, "a value like %12")[1:])
-    line.values.append((line.at - len(f"%{value}"), value))
-    return value
+    name = line.take(_VALUE, "a value like %12")
+    line.values.append((line.at - len(name), int(name[1:])))
+    return int(name[1:])
 
 
 def read_values(line: Line) -> tuple[int, ...]:

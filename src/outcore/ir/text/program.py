@@ -9,10 +9,10 @@ from typing import Any
 from outcore.ir.hardware import Tier
 from outcore.ir.program import Action, Alloc, Copy, Free, Instruction, Program, Run, Slot, Stream
 from outcore.ir.text.rows import Lines, named, only, read_rows, row
-from outcore.ir.text.scan import INTEGER, Line
+from outcore.ir.text.scan import DIGITS, INTEGER, Line
 
-_SLOT = re.compile(r"s\d+", re.ASCII)
-_DONATED = re.compile(r"s\d+:s\d+", re.ASCII)
+_SLOT = re.compile(rf"s{DIGITS}", re.ASCII)
+_DONATED = re.compile(rf"{_SLOT.pattern}:{_SLOT.pattern}", re.ASCII)
 
 
 def print_program(program: Program) -> Iterator[str]:
@@ -108,8 +108,7 @@ def _slot(line: Line) -> Slot:
 def _instruction(position: int, line: Line) -> Instruction:
     line.expect(str(position), ":")
     stream, action = line.member(Stream), _action(line)
-    after = line.integers() if line.accept("after") else ()
-    pace = line.integers() if line.accept("pace") else ()
+    after, pace = line.integers_after("after"), line.integers_after("pace")
     line.end()
     return Instruction(action, stream, after, pace)
 
@@ -129,13 +128,15 @@ def _action(line: Line) -> Action:
     op = line.integer()
     variant = line.integer() if line.accept("variant") else 0
     reads = _slots(line)
-    writes = _slots(line) if line.accept("->") else ()
+    writes = line.integers_after("->", "s")
     donate = _donated(line) if line.accept("donate") else ()
     return Run(op, reads, writes, donate, again, variant)
 
 
 def _donated(line: Line) -> tuple[tuple[int, int], ...]:
     pairs = []
+    if not line.sees(_DONATED):
+        line.miss("a pair of slots like s3:s4")
     while (pair := line.find(_DONATED)) is not None:
         source, target = pair.split(":")
         pairs.append((int(source[1:]), int(target[1:])))

@@ -38,7 +38,10 @@ def read_rows(
             line.miss(" or ".join(readers))
         if word in once and rows[word]:
             line.fail(f"a second line of {word}", 0)
-        rows[word].append(readers[word](line))
+        try:
+            rows[word].append(readers[word](line))
+        except RecursionError:
+            line.fail("too many brackets, one inside the other")
         line.end()
     return {word: tuple(items) for word, items in rows.items()}
 

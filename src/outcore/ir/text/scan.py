@@ -19,8 +19,10 @@ KIND = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 SYMBOL = re.compile(r"\w[\w.:+-]*", re.ASCII)
 """The name of a symbol that needs no quotes: what follows `dtype:`."""
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-NUMBER = re.compile(r"nan\b|-?(?:inf\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?)", re.ASCII)
-INTEGER = re.compile(r"-?\d+", re.ASCII)
+DIGITS = r"\d{1,600}(?![\w-])"
+"""The end of a number; nothing may follow without a space. Python reads at least 640 digits."""
+INTEGER = re.compile(rf"-?{DIGITS}", re.ASCII)
+NUMBER = re.compile(r"nan\b|-?(?:inf\b|\d{1,600}(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.])", re.ASCII)
 _SPACES = re.compile(" *")
 _WORD = re.compile(r"\w")
 
@@ -116,6 +118,12 @@ class Line:
         while (item := self.find(pattern)) is not None:
             found.append(int(item.removeprefix(prefix)))
         return tuple(found)
+
+    def integers_after(self, word: str, prefix: str = "") -> tuple[int, ...]:
+        """The ints after `word`, at least one; none if `word` is not here."""
+        if not self.accept(word):
+            return ()
+        return self.integers(prefix) or self.miss(f"what comes after {word!r}")
 
     def number(self) -> float:
         """A float as `repr` prints it."""

@@ -6,12 +6,20 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outcore.ir.text.args import arg_text, read_args, read_call, read_value, read_values, value_name
+from outcore.ir.text.args import (
+    arg_text,
+    read_args,
+    read_call,
+    read_new_value,
+    read_value,
+    read_values,
+    value_name,
+)
 from outcore.ir.text.rows import Lines, comma, only, read_rows, row
-from outcore.ir.text.scan import KIND, Line, bare, quoted
+from outcore.ir.text.scan import INTEGER, KIND, Line, bare, quoted
 from outcore.ir.trace import Buffer, Donation, Effect, Op, Phase, Role, Trace, Value
 
-_INTS = re.compile(r"\((?:-?\d+(?:, -?\d+)*,?)?\)", re.ASCII)
+_INTS = re.compile(rf"\((?:{INTEGER.pattern}(?:, {INTEGER.pattern})*,?)?\)", re.ASCII)
 
 
 def print_trace(trace: Trace) -> Iterator[str]:
@@ -89,8 +97,7 @@ def _buffer(line: Line) -> Buffer:
 
 
 def _value(line: Line) -> Value:
-    line.expect("%")
-    number = line.integer()
+    number = read_new_value(line)
     line.expect("on")
     buffer, dtype, shape = line.integer(), line.name(), _ints(line)
     line.expect("stride")

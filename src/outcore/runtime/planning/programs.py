@@ -13,13 +13,13 @@ from dataclasses import replace
 from outcore.errors import InfeasibleError
 from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import held_bytes, peak
+from outcore.ir.memory import held_bytes, peak, staging_needed
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
 from outcore.ir.trace import Trace
 from outcore.lower import lower_without_overlap
-from outcore.policies import Policy, floor_plan, leanest_plan, staging_needed
+from outcore.policies import Policy, floor_plan, leanest_plan
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.runtime.graphs.planned import Planned

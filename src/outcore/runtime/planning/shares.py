@@ -11,13 +11,12 @@ from functools import partial
 
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.margin import margin_bytes
-from outcore.ir.memory import crossing_bytes
+from outcore.ir.memory import crossing_bytes, staging_needed
 from outcore.ir.once import once_per_trace
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.totals import borrowed_bytes, resident_bytes
 from outcore.ir.trace import Ref, Role, Trace
-from outcore.policies import staging_needed
 from outcore.runtime.graphs.calls import (
     Calls,
     Taken,
