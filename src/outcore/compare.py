@@ -226,9 +226,13 @@ class Comparison:
             planned,
             feasible=True,
             seconds=timeline.seconds,
-            items_per_second=self.items / timeline.seconds,
-            relative_to_in_core=self.in_core.seconds / timeline.seconds,
+            items_per_second=_part(self.items, timeline.seconds),
+            relative_to_in_core=_part(self.in_core.seconds, timeline.seconds),
         )
+
+
+def _part(amount: float, seconds: float) -> float | None:
+    return amount / seconds if seconds else None
 
 
 class _Planner:

@@ -41,8 +41,8 @@ class WallClock:
     now = staticmethod(time.time_ns)
 
     def seconds(self, start: int, stop: int) -> float:
-        """Return the time between two moments."""
-        return (stop - start) * 1e-9
+        """Return the time between two moments; 0 if the clock was set back in between."""
+        return max(0, stop - start) * 1e-9
 
     def come(self, _: int) -> bool:
         """Return True: the host has no queued work."""

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import CodeType
 
 
@@ -29,7 +30,8 @@ def keeping_interrupts() -> Iterator[None]:
 
     def note(unraisable: sys.UnraisableHookArgs) -> None:
         error = unraisable.exc_value
-        if error is not None and _is_interrupt(error):
+        here = threading.current_thread() is threading.main_thread()
+        if error is not None and here and _is_interrupt(error):
             came.append(error)
         else:
             before(unraisable)
@@ -40,8 +42,8 @@ def keeping_interrupts() -> Iterator[None]:
     finally:
         if sys.unraisablehook is note:
             sys.unraisablehook = before
-    if came:
-        raise came[0]
+        if came:
+            raise came[0]  # an error of the body is its context
 
 
 def _is_interrupt(error: BaseException) -> bool:
@@ -52,6 +54,10 @@ def _is_interrupt(error: BaseException) -> bool:
 def _code_of_handlers() -> Iterator[CodeType]:
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
-        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-        if code is not None:
-            yield code
+        while isinstance(handler, partial):
+            handler = handler.func
+        of_class = (vars(kind).get("__call__") for kind in type(handler).__mro__)
+        for each in (handler, *of_class):
+            code = getattr(each, "__code__", None)
+            if code is not None:
+                yield code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -76,12 +77,25 @@ def compile_entries() -> None:
 
 def _made(function: Callable[P, R], **options: bool) -> Callable[P, R]:
     """Compile by numba, without a cache on disk if none can be written."""
-    made: Callable[P, R]
+    made: Any
     try:
         made = njit(cache=True, **options)(function)
     except RuntimeError:  # neither the source's folder nor the user's cache is writable
         made = njit(**options)(function)
-    return made
+    else:
+        made._cache.save_overload = _if_it_can(made._cache.save_overload)  # noqa: SLF001 - no hook
+    found: Callable[P, R] = made
+    return found
+
+
+def _if_it_can(save: Callable[..., object]) -> Callable[..., None]:
+    """`save` that does without if the disk is full, or a quota is used up."""
+
+    def saved(*args: object) -> None:
+        with suppress(OSError):
+            save(*args)
+
+    return saved
 
 
 class Cells(dict[tuple[int, int], Any]):

@@ -164,7 +164,7 @@ def _found(question: Question, answer: Callable[[], Any]) -> Any:
     try:
         found = answer()
     except Exception as error:  # noqa: BLE001 - whatever it was, planning here works too
-        log.info("outcore: planning in this process: cannot start a planning process (%s)", error)
+        log.info("outcore: planning in this process: %s", _why(error))
         if isinstance(error, subprocess.CalledProcessError):
             log.debug(
                 "outcore: the planning process wrote: %s", error.stderr.decode(errors="replace")
@@ -178,6 +178,13 @@ def _found(question: Question, answer: Callable[[], Any]) -> Any:
         finally:
             del found  # its traceback's frames would hold it, and with it the step's tensors
     return found
+
+
+def _why(error: Exception) -> str:
+    """Why there is no answer. An error that this process ended the other one for says more."""
+    cause = error.__cause__
+    by_itself = cause is None or isinstance(cause, EOFError | OSError)
+    return f"the planning process gave no answer ({error if by_itself else cause})"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 IDLE_SECONDS = 15.0
 """How long a worker is kept for another question."""
@@ -31,6 +31,9 @@ PREPARING_SECONDS = 120.0
 
 ORPHAN_SECONDS = 30.0
 """How often a worker that waits looks whether the process that asks is still there."""
+
+TORCH = ("TORCH", "_TORCH", "TRITON", "KINETO")
+"""How the names of variables begin that torch sets as it compiles, and no worker reads."""
 
 LAST_SECONDS = 1.0
 """How long to wait for a worker that has stopped answering to exit by itself."""
@@ -46,10 +49,12 @@ class Worker:
     """
 
     def __init__(self, code: str) -> None:
-        self.surroundings = command, environment = _surroundings(code)
+        self.surroundings, environment = _surroundings(code)
+        self.taken = 0
+        """How often it was taken for another question."""
         with tempfile.TemporaryFile() as said:  # a pipe that nothing reads would fill up
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, our own code
-                command,
+                self.surroundings.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -59,7 +64,8 @@ class Worker:
 
     def serves(self, code: str) -> bool:
         """Whether it is alive, and a worker started now for `code` would be the same."""
-        return self.surroundings == _surroundings(code) and self._process.poll() is None
+        surroundings, _ = _surroundings(code)
+        return self.surroundings == surroundings and self._process.poll() is None
 
     def ask(self, question: object, tell: Hear) -> Any:
         """Return its answer; what it logs meanwhile goes to `tell`.
@@ -83,7 +89,7 @@ class Worker:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(LAST_SECONDS)
             wrote, code = self.end(), self._process.returncode
-            command, _ = self.surroundings
+            command = self.surroundings.command
             raise subprocess.CalledProcessError(code, command, stderr=wrote) from error
         except BaseException:
             self.end()
@@ -103,10 +109,25 @@ class Worker:
             return stream.read()
 
 
-def _surroundings(code: str) -> tuple[list[str], dict[str, str]]:
-    """Return a worker's command and environment; it imports from the same places, in this order."""
-    path = os.pathsep.join(str(entry) or str(Path.cwd()) for entry in sys.path)
-    return [sys.executable, "-P", "-c", code], os.environ | {"PYTHONPATH": path}
+class _Surroundings(NamedTuple):
+    """What a worker depends on: its command, and the environment without what torch sets."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def _surroundings(code: str) -> tuple[_Surroundings, dict[str, str]]:
+    """Return a worker's surroundings and its whole environment.
+
+    It imports from the same places as this process, in the same order. An interrupt from the
+    terminal, which all processes there get, does not end it: who asks ends it, if need be.
+    """
+    path = ascii([str(entry) or str(Path.cwd()) for entry in sys.path])
+    before = "import signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    command = [sys.executable, "-P", "-c", f"{before}sys.path[:] = {path}\n{code}"]
+    environment = dict(os.environ)
+    own = {name: value for name, value in environment.items() if not name.startswith(TORCH)}
+    return _Surroundings(command, own), environment
 
 
 _waiting: dict[Worker, threading.Timer] = {}
@@ -234,7 +255,8 @@ class _Crew:
         self._tell = tell
         self._next = 0
         """The number of the question whose answer is the next one."""
-        self._workers: list[Worker] = []
+        self._workers: list[tuple[Worker, int]] = []
+        """Each with the times that it had been taken by then."""
         self._dismissed = False
         self._lock = threading.Lock()
 
@@ -253,18 +275,19 @@ class _Crew:
         """Add a worker. If the crew is dismissed by now, end it and raise CancelledError."""
         with self._lock:
             if not self._dismissed:
-                self._workers.append(worker)
+                self._workers.append((worker, worker.taken))
                 return
         worker.end()
         raise CancelledError
 
     def dismiss(self) -> None:
-        """End those that have not answered."""
+        """End those that have not answered. Others may be asked by another thread by now."""
         with self._lock:
             self._dismissed = True
-        for worker in self._workers:
-            if worker not in _waiting:
-                worker.kill()
+        with _lock:
+            for worker, taken in self._workers:
+                if worker not in _waiting and worker.taken == taken:
+                    worker.kill()
 
 
 def _asked(worker: Worker, question: object, tell: Hear) -> Any:
@@ -286,13 +309,17 @@ def _take(code: str) -> Worker | None:
     _await_prepared()
     with _lock:
         found, timer = _waiting.popitem() if _waiting else (None, None)
-    if found is None or timer is None:
-        return None
+        if found is None or timer is None:
+            return None
+        found.taken += 1
     timer.cancel()
-    if found.serves(code):
-        return found
-    found.end()
-    return None
+    serves = False
+    try:
+        serves = found.serves(code)
+    finally:
+        if not serves:
+            found.end()
+    return found if serves else None
 
 
 def _end(worker: Worker) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from outcore.errors import CaptureError
-from outcore.measure import ran_out
+from outcore.measure import causes, ran_out
 from outcore.preflight import out_of_memory
 from outcore.preflight.optimizers import OptimizerState, held_for
 from outcore.preflight.room import let_go
@@ -223,6 +223,13 @@ def test_out_of_memory_is_known_by_many_names():
     apart = RuntimeError("shapes differ")
     apart.__context__, apart.__suppress_context__ = MemoryError(), True
     assert not ran_out(apart)
+
+
+def test_errors_that_cause_each_other_have_an_end():
+    first, second = RuntimeError("one"), ValueError("another")
+    first.__cause__, second.__cause__ = second, first
+    assert list(causes(first)) == [first, second]
+    assert not ran_out(first)
 
 
 def after(model, x, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from outcore import cgroups
 from outcore.allocators import Card, Held
 from outcore.allocators.best_fit import BestFit
 from outcore.allocators.expandable import ExpandableSegments
+from outcore.cores import usable_cores
 from outcore.errors import BudgetError, OptionValueError
 from outcore.execute import torch_allocator
 from outcore.execute.segments import VARIABLES
@@ -30,7 +33,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with 8 GiB available, and a control group without limits."""
-    monkeypatch.setattr(host, "_cgroups", lambda: [tmp_path])
+    monkeypatch.setattr(cgroups, "folders", lambda _: [tmp_path])
     monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {8 << 20} kB\n")
     (tmp_path / "memory.max").write_text("max\n")
@@ -65,15 +68,35 @@ def test_what_a_control_group_of_version_1_leaves(system: Path) -> None:
 def test_the_control_groups_of_the_process(
     line: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
     read = Path.read_text
     lines = f"9:cpuset:/\n{line}\n"
     monkeypatch.setattr(
         Path, "read_text", lambda path: lines if str(path) == "/proc/self/cgroup" else read(path)
     )
-    step, job, *_, top = host._cgroups()
+    step, job, *_, top = cgroups.folders("memory")
     assert (step, job) == (tmp_path / "cgroup" / folder / "step", tmp_path / "cgroup" / folder)
     assert top == tmp_path / "cgroup" / folder.removesuffix("job")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, 64),
+        ({"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"}, 3),
+        ({}, 64),
+    ],
+)
+def test_the_cores_that_a_container_leaves(
+    files: dict[str, str], cores: int, system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for name, text in files.items():
+        (system / name).write_text(f"{text}\n")
+    assert usable_cores() == cores
 
 
 def test_a_system_that_tells_nothing(system: Path) -> None:

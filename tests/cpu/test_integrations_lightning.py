@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,16 @@ def test_training_again_keeps_the_plan(tmp_path: Path) -> None:
     assert outcore.handle(module.net) is session.backend
     assert callback.report().state == "planned"
     assert session.calls == calls + 2
+
+
+def test_a_callback_that_has_trained_can_be_sent_elsewhere(tmp_path: Path) -> None:
+    callback = LightningCallback(**TIGHT)
+    fit(tmp_path, Lit(), callback, max_steps=1)
+    copy = pickle.loads(pickle.dumps(callback))
+    assert callback.session is not None
+    assert copy.session is None
+    fit(tmp_path, Lit(), copy, max_steps=1)
+    assert copy.report().budget_bytes == callback.report().budget_bytes
 
 
 def test_training_another_closes_the_first(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from outcore import capture
 from outcore.errors import OptionValueError, PhotographsError
 from outcore.networks import NETWORKS, network, photograph_batches
 from outcore.networks.alexnet import AlexNet
@@ -348,6 +349,14 @@ def test_lstm_computes_what_torch_does():
 def test_unet3d_keeps_sides_that_are_multiples_of_its_coarsest_voxel():
     model = UNet3d(width=2, levels=3)
     assert model(torch.randn(1, 3, 4, 8, 12)).shape == (1, 3, 4, 8, 12)
+
+
+def test_a_batch_may_be_too_small():
+    spec = network("deeplabv3plus").small
+    with pytest.raises(OptionValueError, match=r"batch=1: .* fewer than 2 samples"):
+        spec.batch(1)
+    with pytest.raises(OptionValueError, match="fewer than 2 samples"):
+        capture.trace_network(spec, 1)
 
 
 @pytest.mark.parametrize("size", [(9, 17), (65, 33)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from math import prod
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import outcore
 from outcore.gauges import Ledger
 from outcore.measure import Elsewhere, resident, resident_bytes
+from outcore.runtime import state
 
 CPU = torch.device("cpu")
 NOTHING = Ledger(0, 0, 0, lambda _: 0)
@@ -67,6 +70,29 @@ def test_what_the_collector_is_told_to_leave_alone_stays_counted() -> None:
     finally:
         gc.unfreeze()
     assert held.nbytes == 4000
+
+
+def test_objects_that_were_hidden_before_the_first_call_are_noted(monkeypatch) -> None:
+    for hidden, noted in ((0, False), (5, True)):
+        monkeypatch.setattr(state, "frozen_objects", lambda: hidden)  # noqa: B023 - called at once
+        backend = outcore.Backend("1GiB")
+        backend.engine_for(CPU)
+        assert any("gc.unfreeze()" in note for note in backend.report().notes) is noted
+        backend.close()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_of_all_layouts_are_counted() -> None:
+    held: list[Tensor] = []
+    before = resident_bytes(CPU)
+    sizes = {torch.sparse_csr: (), torch.sparse_csc: (), torch.sparse_bsr: (2, 2)}
+    for layout, block in (sizes | {torch.sparse_bsc: (2, 2)}).items():
+        ends, others, values = torch.arange(11), torch.zeros(10, dtype=torch.int64), (10, *block)
+        made = torch.sparse_compressed_tensor(ends, others, torch.ones(values), layout=layout)
+        held.append(made.requires_grad_())
+        del ends, others, made
+        before += 11 * 8 + 10 * 8 + 10 * 4 * prod(block)
+        assert resident_bytes(CPU) == before
 
 
 @given(st.lists(st.sampled_from(EVENTS), max_size=20))

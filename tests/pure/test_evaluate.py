@@ -395,6 +395,19 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same(monkeypatch) -> No
         assert made == ("compiled", len)
 
 
+@pytest.mark.skipif(not jit.COMPILED, reason="numba is an extra")
+def test_a_disk_that_is_full_leaves_machine_code_in_memory(monkeypatch) -> None:
+    from numba.core.caching import IndexDataCacheFile  # noqa: PLC0415 - an extra
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "save", full)
+    monkeypatch.setattr(jit, "ENTRIES", [])
+    function = jit.entry("i8")(lambda number: number + 1)
+    assert function(1) == 2
+
+
 def test_importing_does_not_import_numba() -> None:
     code = "import sys, outcore.evaluate; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 
 import pytest
@@ -51,6 +52,57 @@ def collecting() -> Iterator[Callable[[Callable[[], None]], None]]:
         signal.signal(number, handler)
     if collects:
         gc.enable()
+
+
+class Handler:
+    """A handler that is an object."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise Late
+
+
+def named(name: str, number: int, frame: FrameType | None) -> None:
+    raise Late(name)
+
+
+@pytest.mark.parametrize("handler", [Handler(), partial(named, "late")])
+def test_a_handler_of_any_kind(collecting, handler) -> None:
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(Late):
+        collecting(interrupt)
+
+
+def test_an_interrupt_is_not_lost_if_the_body_fails(collecting) -> None:
+    garbage = Cycle()
+    kept = weakref.ref(garbage, lambda _: interrupt())
+    del garbage
+    with pytest.raises(Late) as caught, keeping_interrupts():  # noqa: PT012 - the body fails, too
+        gc.collect()
+        raise RuntimeError
+    assert kept() is None
+    assert isinstance(caught.value.__context__, RuntimeError)
+
+
+def test_what_another_thread_says_is_not_raised_here(capsys) -> None:
+    def collect() -> None:
+        garbage = Cycle()
+        kept = weakref.ref(garbage, lambda _: raise_late(0, None))
+        del garbage
+        gc.collect()
+        assert kept() is None
+
+    before = signal.signal(signal.SIGUSR1, raise_late)
+    said: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, said.append
+    try:
+        with keeping_interrupts():
+            thread = threading.Thread(target=collect)
+            thread.start()
+            thread.join()
+    finally:
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGUSR1, before)
+    assert len(said) == 1
 
 
 def interrupt() -> None:

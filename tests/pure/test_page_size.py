@@ -11,10 +11,11 @@ from outcore.ir.timeline import Cause
 from outcore.policies import resolve
 from outcore.report import report, with_steps
 from outcore.report.page import page
-from outcore.report.page.graphs import GRAPHS, MARKS, POINTS
+from outcore.report.page.graphs import MARKS, POINTS
 from outcore.report.page.marks import Row, rows
 from outcore.report.page.moved import explain_most, moved
 from outcore.report.page.view import MOVES, view_of
+from outcore.report.planned import GRAPHS
 from outcore.report.tracks import Kind, Slice, StallSpan, Track
 from tests.pure.reports import long_problem, long_report, small_report, two_graphs
 from tests.pure.test_page import MEGABYTE, check

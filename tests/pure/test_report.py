@@ -23,12 +23,13 @@ from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run
 from outcore.lower import lower
 from outcore.policies import resolve
-from outcore.report import Report, count_choices, count_held, report, style, with_steps
+from outcore.report import Report, count_choices, count_held, planned, report, style, with_steps
 from outcore.report.chrome import _us, chrome_events
 from outcore.report.levels import Level, levels, thinned
 from outcore.report.page import page
 from outcore.report.page.account import Account
 from outcore.report.page.figures import facts
+from outcore.report.page.graphs import graph_views
 from outcore.report.page.moved import explain_most
 from outcore.report.page.reruns import reruns
 from outcore.report.page.view import view_of
@@ -555,6 +556,33 @@ def test_the_legend_of_a_picture_names_what_is_drawn(tmp_path):
         assert "device, KiB" in text
         assert ("copied out" in text, "waiting" in text) == (named, named)
         assert "recomputed" not in text
+
+
+@matplotlib
+def test_a_budget_far_above_the_peak_is_in_words(tmp_path):
+    file = tmp_path / "report.svg"
+    for budget in (16384, 1 << 30):
+        with plt_text():
+            small_report(budget).to_plot(file)
+        assert "budget" in file.read_text(encoding="utf-8")
+    charts = graph_views(small_report(1 << 30))[0].memory
+    (chart,) = (chart for chart in charts if chart.tier == "device")
+    assert not chart.lines
+    assert "of a budget of 1 GiB" in chart.text
+
+
+@matplotlib
+def test_a_picture_may_have_any_title(tmp_path):
+    for title in ("a $x^$ b $", "half a pair: \ud800"):
+        replace(small_report(), title=title).to_plot(tmp_path / "report.svg")
+
+
+@matplotlib
+def test_a_picture_has_the_graphs_that_take_longest(tmp_path, monkeypatch):
+    monkeypatch.setattr(planned, "GRAPHS", 1)
+    with plt_text():
+        two_graphs().to_plot(tmp_path / "report.svg")
+    assert "without 1 more graphs" in (tmp_path / "report.svg").read_text(encoding="utf-8")
 
 
 @matplotlib

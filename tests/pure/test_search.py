@@ -131,6 +131,11 @@ def test_the_same_seed_and_effort_give_the_same_plan():
     assert plans[0].choices != plans[2].choices
 
 
+def test_a_seed_is_not_negative():
+    with pytest.raises(PolicyError, match=r"seed=-1: it must be at least 0"):
+        Search(seed=-1)
+
+
 @pytest.mark.parametrize("cores", [1, 3])
 def test_stages_give_the_same_plan_on_any_number_of_cores(cores, monkeypatch):
     problem = table3_problem(256, 16 * GB, 13e9)

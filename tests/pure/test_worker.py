@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -191,6 +192,51 @@ def test_one_that_is_found_too_late_is_ended():
     assert late._process.returncode is not None
 
 
+def test_one_that_another_thread_asks_by_now_is_left_alone(files):
+    answers = ask_each([(files[0], ())], 1)
+    first = next(answers).result()
+    mine = worker._take(MEETING)
+    assert mine is not None
+    answers.close()
+    assert mine.ask((files[1], ()), nobody) == first
+    mine.end()
+
+
+def test_one_that_cannot_be_compared_is_ended(monkeypatch):
+    pid = ask()
+
+    def gone(_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(worker, "_surroundings", gone)
+    with pytest.raises(FileNotFoundError):
+        ask()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_what_torch_sets_as_it_compiles_changes_nothing(monkeypatch):
+    first = ask()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    assert ask() == first
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
+    assert ask() != first
+
+
+def test_an_interrupt_from_the_terminal_does_not_end_it():
+    pid = ask()
+    os.kill(pid, signal.SIGINT)
+    assert ask() == pid
+
+
+def test_it_imports_from_folders_with_any_name(tmp_path, monkeypatch):
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    (folder / "only_here.py").write_text("")
+    monkeypatch.syspath_prepend(str(folder))
+    assert ask(code=f"import only_here{CODE}") != os.getpid()
+
+
 def test_where_one_of_several_gives_no_answer_the_others_do():
     found = list(ask_each(["one", "leave", "two"], 3, code=CODE))
     with pytest.raises(subprocess.CalledProcessError) as error:
@@ -306,7 +352,7 @@ worker.prepare({MEETING!r}, ({begun!r}, ["/nowhere"]))
 deadline = time.monotonic() + 30
 while not os.path.exists({begun!r}) and time.monotonic() < deadline:
     time.sleep(0.01)
-(made,) = worker._preparing[1]._workers
+((made, _),) = worker._preparing[1]._workers
 print(made._process.pid)
 """
     done = subprocess.run(

@@ -67,6 +67,10 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         self._before: int | None = None
         """Calls to graphs before this training; None once its first step has been checked."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the session: its modules and threads are of this process."""
+        return {**self.__dict__, "session": None, "_before": None}
+
     def report(self) -> Report:
         """Like `Backend.report`. Raises WrapError before training."""
         if self.session is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from outcore.measure.clock import Stopwatch
 from outcore.measure.counters import allocated_bytes, retries
-from outcore.measure.exhausted import ran_out, says_memory
+from outcore.measure.exhausted import causes, ran_out, says_memory
 from outcore.measure.meter import Meter, open_meter
 from outcore.measure.metered import metered
 from outcore.measure.reading import Reading
-from outcore.measure.resident import Elsewhere, resident_bytes
+from outcore.measure.resident import Elsewhere, frozen_objects, resident_bytes
 
 __all__ = [
     "Elsewhere",
@@ -16,6 +16,8 @@ __all__ = [
     "Reading",
     "Stopwatch",
     "allocated_bytes",
+    "causes",
+    "frozen_objects",
     "metered",
     "open_meter",
     "ran_out",

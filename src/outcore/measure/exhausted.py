@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 SAID = (
@@ -24,8 +26,13 @@ def says_memory(error: BaseException) -> bool:
 
 def ran_out(error: BaseException | None) -> bool:
     """Whether this error, or one that it comes from, says that GPU or host memory ran out."""
-    while error is not None:
-        if isinstance(error, MemoryError) or says_memory(error):
-            return True
+    return any(isinstance(each, MemoryError) or says_memory(each) for each in causes(error))
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it comes from, each once: causes may form a cycle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return False

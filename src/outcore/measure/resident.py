@@ -22,6 +22,9 @@ _weakly: Any = StorageWeakRef  # torch has no types for it
 ALL, YOUNG = range(3), range(2)
 """Generations of the garbage collector."""
 
+COMPRESSED = torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc
+"""Layouts of sparse tensors: first those compressed by row, then those by column."""
+
 TQDM_THREAD = "tqdm_monitor"
 """The name of a thread that exists once something was compiled, and does not train."""
 
@@ -59,6 +62,11 @@ def resident_bytes(
         found = (elsewhere or Elsewhere()).extents(device, given, counted)
         hidden = ledger.elsewhere_bytes(found.keys() | left_out.keys())
         return max(0, held) + hidden + sum(n for a, n in found.items() if a not in left_out)
+
+
+def frozen_objects() -> int:
+    """How many objects `gc.freeze` has hidden: tensors among them cannot be found."""
+    return gc.get_freeze_count()
 
 
 class Elsewhere:
@@ -193,11 +201,16 @@ def _is_real(tensor: torch.Tensor) -> bool:
     else.
     """
     fake = isinstance(tensor, torch._subclasses.FakeTensor)
-    return not fake and tensor.layout in (torch.strided, torch.sparse_coo)
+    return not fake and tensor.layout in (torch.strided, torch.sparse_coo, *COMPRESSED)
 
 
 def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The strided tensors whose memory `tensor` has: itself, or what it is made of."""
     if tensor.layout is torch.strided:
         return (tensor,)
-    return tensor._indices(), tensor._values()
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    alone = tensor.detach()  # its values have no history
+    if tensor.layout in COMPRESSED[:2]:
+        return alone.crow_indices(), alone.col_indices(), alone.values()
+    return alone.ccol_indices(), alone.row_indices(), alone.values()

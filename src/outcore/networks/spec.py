@@ -8,6 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from outcore.errors import OptionValueError
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -48,6 +50,8 @@ class NetworkSpec:
     """Build options that shrink the model, so that a CPU step takes a fraction of a second."""
     small_batch: Mapping[str, Any]
     """Sizes of the samples for the small model."""
+    fewest: int = 1
+    """The fewest samples in a batch that it can train on."""
 
     @property
     def small(self) -> Self:
@@ -59,7 +63,13 @@ class NetworkSpec:
         )
 
     def batch(self, n: int, seed: int = 0, **sizes: int) -> Batch:
-        """Make `n` random samples on the CPU; the same seed gives the same samples."""
+        """Make `n` random samples on the CPU; the same seed gives the same samples.
+
+        Raises OptionValueError if the network cannot train on so few.
+        """
+        if n < self.fewest:
+            reason = f"{self.name} cannot train on fewer than {self.fewest} samples"
+            raise OptionValueError(option="batch", value=n, reason=reason)
         return self.make_batch(n, torch.Generator().manual_seed(seed), **sizes)
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> Tensor:

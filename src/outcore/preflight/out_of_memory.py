@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from outcore.measure import ran_out
+from outcore.measure import causes, ran_out
 from outcore.policies import resolve
 from outcore.preflight.forecast import Forecast, forecast
 from outcore.preflight.lines import line_of
@@ -76,10 +76,8 @@ def tell(error: BaseException, watch: CallWatch) -> None:
 
 
 def _outlook(error: BaseException, watch: CallWatch) -> Outlook | None:
-    each: BaseException | None = error
-    while each is not None:
+    for each in causes(error):
         watch.look_back(each.__traceback__)
-        each = each.__cause__
     call = watch.last
     model = None if call is None else call.module()
     if call is None or model is None:

@@ -11,8 +11,8 @@ from outcore.ir.profile import Source
 from outcore.ir.timeline import Timeline
 from outcore.report.figures import Report
 from outcore.report.levels import levels
-from outcore.report.planned import PlannedStep
-from outcore.report.style import COLORS, DPI, GIB, GRAY, PALE, check_plot
+from outcore.report.planned import PlannedStep, longest
+from outcore.report.style import COLORS, DPI, GIB, GRAY, NEAR, PALE, check_plot
 from outcore.report.tracks import Kind, Track, pauses, slices
 from outcore.units import format_bytes
 
@@ -42,11 +42,12 @@ def draw(report: Report, file: Path) -> None:
         raise OptionValueError(option="plot", value=str(file), reason=reason)
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    heights = [height for step in report.steps for height in _heights(step)]
-    size = WIDTH, sum(heights) + 1.2 * len(report.steps) + 0.8
+    steps = [report.steps[i] for i in longest(report.steps)]
+    heights = [height for step in steps for height in _heights(step)]
+    size = WIDTH, sum(heights) + 1.2 * len(steps) + 0.8
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for index, step in enumerate(report.steps):
+    for index, step in enumerate(steps):
         above, below = axes[2 * index], axes[2 * index + 1]
         extent = max(timeline.seconds for timeline in step.timelines)
         _draw_timelines(above, step)
@@ -55,9 +56,12 @@ def draw(report: Report, file: Path) -> None:
             each.set_xlim(0, extent or 1)
             each.spines[["top", "right"]].set_color(PALE)
         below.set_xlabel("seconds")
-    title = report.title or "a training step"
-    axes[0].set_title(f"{title}, {report.policy}", loc="left", fontsize=10)
-    drawn = {name for step in report.steps for name in _drawn(step)}
+    left = len(report.steps) - len(steps)
+    title = f"{report.title or 'a training step'}, {report.policy}"
+    title += f" (without {left} more graphs)" if left else ""
+    title = title.encode(errors="replace").decode()  # no font has half a surrogate pair
+    axes[0].set_title(title, loc="left", fontsize=10, parse_math=False)
+    drawn = {name for step in steps for name in _drawn(step)}
     handles = [_patch(color, name) for name, color in LOOKS.items() if name in drawn]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(file, dpi=DPI)
@@ -109,7 +113,8 @@ def _draw_timelines(axes: Any, step: PlannedStep) -> None:
 def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
     """Draw what the device is predicted to hold, and the budget as a line."""
     found = levels(step, step.predicted, Tier.DEVICE)
-    unit, unit_bytes = _unit(max(each.nbytes for each in found))
+    most = max(each.nbytes for each in found)
+    unit, unit_bytes = _unit(most)
     seconds = [each.seconds for each in found]
     sizes = [each.nbytes / unit_bytes for each in found]
     axes.fill_between(seconds, sizes, step="post", color=COLORS[5], alpha=0.6, linewidth=0)
@@ -118,6 +123,9 @@ def _draw_memory(axes: Any, report: Report, step: PlannedStep) -> None:
     if report.measured_peak_bytes is not None and not report.several_graphs:
         nbytes = report.measured_peak_bytes
         lines.append((nbytes, GRAY, f"measured peak {format_bytes(nbytes)}"))
+    if budget > NEAR * most:
+        del lines[0]
+        axes.set_title(f"budget {format_bytes(budget)}", loc="right", fontsize=8, color=COLORS[1])
     for nbytes, color, label in lines:
         axes.axhline(nbytes / unit_bytes, color=color, linestyle="--", linewidth=1.2)
         axes.text(

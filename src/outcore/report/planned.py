@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +50,16 @@ class PlannedStep:
     def peak_bytes(self) -> int:
         """The predicted peak memory of the device."""
         return self.predicted.peak(Tier.DEVICE)
+
+
+GRAPHS = 24
+"""The number of graphs that are drawn: those that take longest."""
+
+
+def longest(steps: Sequence[PlannedStep]) -> list[int]:
+    """The indices of the graphs that are drawn, in the order of the step."""
+    order = sorted(range(len(steps)), key=lambda i: -steps[i].often * steps[i].predicted.seconds)
+    return sorted(order[:GRAPHS])
 
 
 class Swept(Protocol):

@@ -1,4 +1,4 @@
-"""style: colors, sizes and checks that all matplotlib drawings share."""
+"""style: colors and sizes that drawings share, and checks for those by matplotlib."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b
 """The palette of Okabe and Ito, safe for color-blind readers, with violet in place of yellow."""
 GRAY, PALE = "#666666", "#e4e4e4"
 GIB = 1 << 30
+NEAR = 3.0
+"""A limit of more than this many times the peak is stated in words, not drawn."""
 DPI = 160
 
 

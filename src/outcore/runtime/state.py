@@ -8,12 +8,19 @@ import torch
 
 from outcore.capture import LargeInputs
 from outcore.errors import CaptureError
+from outcore.measure import frozen_objects
 from outcore.runtime.budget.engine import Engine
 from outcore.runtime.parameters import Parameters
 from outcore.runtime.settings.options import Options, over_memory, settings_for
 
 RESTLESS_STEPS, OF_STEPS = 20, 24
 """The backend warns if `RESTLESS_STEPS` of the latest `OF_STEPS` steps were captured anew."""
+
+
+FROZEN = (
+    "tensors that existed when gc.freeze() was called may not count toward the budget: call "
+    "gc.unfreeze() before the first training call, or gc.freeze() after it"
+)
 
 
 class Tally:
@@ -80,6 +87,8 @@ class BackendState:
             if over:
                 self.note(over)
                 warnings.warn(f"outcore: {over}", stacklevel=2)
+            if device.type == "cpu" and frozen_objects():
+                self.note(FROZEN)
             self.engine = Engine(settings, device)
             self.engine.recorder.asked += self.recordings_asked
         elif self.engine.device != device:

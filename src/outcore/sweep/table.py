@@ -45,7 +45,7 @@ class Sweep:
 
     def slowdown(self, seconds: float | None) -> float | None:
         """The slowdown of a step that takes `seconds`."""
-        return None if seconds is None else seconds / self.in_core_seconds
+        return seconds / self.in_core_seconds if seconds and self.in_core_seconds else None
 
     def bounds(self) -> dict[int, float]:
         """Map each budget to the seconds that no plan beats, where they are known."""

@@ -79,6 +79,9 @@ class Search:
         if self.walks < 1:
             reason = f"walks={self.walks}: it must be at least 1"
             raise PolicyError(policy=self.name, reason=reason)
+        if self.seed < 0:
+            reason = f"seed={self.seed}: it must be at least 0"
+            raise PolicyError(policy=self.name, reason=reason)
         if not 0 <= self.seconds < float("inf"):
             reason = f"seconds={self.seconds:g}: the most that planning may take, 0 for any"
             raise PolicyError(policy=self.name, reason=reason)

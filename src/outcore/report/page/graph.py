@@ -16,6 +16,7 @@ from outcore.report.page.charts import HEIGHT, WIDTH, Tick, area, binary_steps, 
 from outcore.report.page.marks import Mark, Row, rows
 from outcore.report.page.words import spell_budget
 from outcore.report.planned import PlannedStep
+from outcore.report.style import NEAR
 from outcore.report.tracks import pauses, slices
 from outcore.units import format_bytes, format_seconds
 
@@ -26,8 +27,6 @@ HEADROOM = 1.15
 """Height of the chart relative to its highest line, to leave room for that line's label."""
 LABEL = 9.0
 """Height of a label, in percent of the chart's height."""
-NEAR = 3.0
-"""A limit of more than this many times the peak is stated in words, not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +183,13 @@ def _memory(report: Report, step: PlannedStep, points: int) -> Iterator[MemoryVi
         most = max(level.nbytes for level in found)
         limit = step.problem.limit_bytes(tier)
         device = tier is Tier.DEVICE
-        drawn = limit if device or limit <= NEAR * most else 0
+        drawn = limit if limit <= NEAR * most else 0
         alone = device and not report.several_graphs
         measured = report.measured_peak_bytes if alone else None
         top = max(1, round(max(most, drawn, measured or 0) * HEADROOM))
         yield MemoryView(
             tier=tier.value,
-            text=_peak_words(step) if device else _outer_words(step, tier, most, limit),
+            text=_peak_words(step, drawn) if device else _outer_words(step, tier, most, limit),
             path=area(thinned(found, points // len(held)), _start(timeline), extent, top),
             axis=_axis(extent),
             ticks=tuple(_ticks(top)),
@@ -219,10 +218,12 @@ def _level(nbytes: int, top: int, look: str, label: str) -> Level:
     return Level(100 * part, number(HEIGHT * part), look, label)
 
 
-def _peak_words(step: PlannedStep) -> str:
-    """The peak, and the op at which it occurs."""
+def _peak_words(step: PlannedStep, drawn: int) -> str:
+    """The peak, and the op at which it occurs; before that the budget, unless it is drawn."""
     highest = peak(step.problem, step.program, Tier.DEVICE)
     text = f"at most {format_bytes(highest.nbytes)}"
+    if not drawn:
+        text += f" of a budget of {spell_budget(step.problem.budget_bytes)}"
     at_work = replace(step.problem, between_bytes=0)
     if peak(at_work, step.program, Tier.DEVICE).nbytes < highest.nbytes:
         return f"{text}, between the forward call and the backward call"

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from outcore.report.figures import Report
 from outcore.report.page.graph import GraphView, graph_view
-from outcore.report.planned import PlannedStep
+from outcore.report.planned import PlannedStep, longest
 
-GRAPHS = 24
-"""The number of graphs that are drawn: those that take longest."""
 MARKS = 2400
 """About how many boxes are drawn over all graphs, at 200 bytes each."""
 POINTS = 6000
@@ -21,7 +19,7 @@ POINTS_EACH = 1200
 def graph_views(report: Report) -> tuple[GraphView, ...]:
     """The drawings of the graphs, in the order of the step."""
     steps = report.steps
-    drawn = _drawn(steps)
+    drawn = longest(steps)
     marks = _fair({i: _needed(steps[i]) for i in drawn}, MARKS)
     points = min(POINTS_EACH, POINTS // max(1, len(drawn)))
     return tuple(
@@ -44,11 +42,6 @@ def _name(index: int, steps: Sequence[PlannedStep]) -> str:
     if calls > 1:
         return f"{which or 'The graph'}, run {calls} times in {where}"
     return which if share == 1 else f"{which or 'The graph'}, run in {where}"
-
-
-def _drawn(steps: Sequence[PlannedStep]) -> list[int]:
-    longest = sorted(range(len(steps)), key=lambda i: -steps[i].often * steps[i].predicted.seconds)
-    return sorted(longest[:GRAPHS])
 
 
 def _needed(step: PlannedStep) -> int:

@@ -48,8 +48,13 @@ def _over_outside(report: Report) -> str:
             limit = step.problem.limit_bytes(tier)
             over = step.predicted.peak(tier) - limit
             if over > 0:
-                more, given = format_bytes(over), spell_budget(limit)
-                return f"Does not fit: the plan needs {more} more than the {tier.value}'s {given}."
+                more = format_bytes(over)
+                given = (
+                    f"{tier.value}'s {spell_budget(limit)}"
+                    if limit
+                    else f"none of the {tier.value}"
+                )
+                return f"Does not fit: the plan needs {more} more than the {given}."
     return ""
 
 
@@ -135,7 +140,7 @@ def _recomputing(report: Report, accounts: Sequence[Account]) -> Iterator[str]:
     if longest is None:
         return
     again = total(accounts, lambda each: each.recompute_seconds)
-    part = again / seconds_of(accounts)
+    part = again / (seconds_of(accounts) or 1.0)
     yield (
         f"Computing again takes {format_seconds(again)}, {100 * part:.1f}% of the step. "
         f"The longest: {longest}."

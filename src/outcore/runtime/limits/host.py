@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup")
+from outcore import cgroups
+
 MEMINFO = Path("/proc/meminfo")
 
 LIMIT = "memory.max", "memory.limit_in_bytes"
@@ -20,13 +21,13 @@ CACHED = "inactive_file", "total_inactive_file"
 def memory_limit_bytes() -> int:
     """Bytes of RAM that this process may hold: the machine's total, or a cgroup's limit if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (_read(folder, LIMIT) for folder in _cgroups())
+    limits = (_read(folder, LIMIT) for folder in cgroups.folders("memory"))
     return min((total, *(limit for limit in limits if limit is not None)))
 
 
 def available_bytes() -> int:
     """Bytes of RAM still available: on the machine, or within a cgroup's limit if less."""
-    left = [_left(folder) for folder in _cgroups()]
+    left = [_left(folder) for folder in cgroups.folders("memory")]
     return max(0, min((_machine_bytes(), *(n for n in left if n is not None))))
 
 
@@ -53,40 +54,13 @@ def _left(folder: Path) -> int | None:
     limit, used = _read(folder, LIMIT), _read(folder, USED)
     if limit is None or used is None:
         return limit
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = (cgroups.text(folder, "memory.stat") or "").splitlines()
     cached = [int(n) for key, n in (line.split() for line in lines) if key in CACHED]
     return limit - used + max(cached, default=0)
 
 
-def _cgroups() -> list[Path]:
-    """Folders of the process's cgroups that can limit memory, and of all their parents."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found: list[Path] = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            root = CGROUP
-        elif "memory" in controllers.split(","):
-            root = CGROUP / "memory"
-        else:
-            continue
-        folder = root / path.removeprefix("/")
-        found += [folder, *(p for p in folder.parents if p.is_relative_to(root))]
-    return found
-
-
 def _read(folder: Path, names: Iterable[str]) -> int | None:
     """The number in the first of the files that exists; None: it has no number, or none exists."""
-    for name in names:
-        try:
-            text = (folder / name).read_text().strip()
-        except OSError:
-            continue
-        return int(text) if text.isdigit() else None
-    return None
+    texts = (cgroups.text(folder, name) for name in names)
+    text = next((text for text in texts if text is not None), "")
+    return int(text) if text.isdigit() else None
