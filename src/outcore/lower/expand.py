@@ -7,7 +7,7 @@ overlap that the plan allows. Later passes move copies and frees.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NoReturn
 
 from outcore.errors import VerifyError
@@ -215,10 +215,9 @@ class _Expansion:
 
     def _offloaded_later(self, buffer: int) -> bool:
         uses = self.live.uses[buffer][self.passed[buffer] :]
-        later = [Gap(buffer, a, b) for a, b in pairwise(uses)]
-        if uses and buffer in self.dead:
-            later.append(self.dead[buffer])
-        return any(isinstance(self.plan.choice(gap), Offload) for gap in later)
+        between = (Gap(buffer, a, b) for a, b in pairwise(uses))
+        last = [self.dead[buffer]] if uses and buffer in self.dead else []
+        return any(isinstance(self.plan.choice(gap), Offload) for gap in chain(last, between))
 
     def _again(
         self, op: int, wanted: set[int], last_reader: dict[int, int], temporary: dict[int, int]
