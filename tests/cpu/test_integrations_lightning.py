@@ -101,6 +101,26 @@ def test_training_is_the_same_and_logged(tmp_path: Path) -> None:
     assert "outcore/peak_bytes" in written.splitlines()[0]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_statistics_of_averaged_weights_need_no_memory_for_backward(
+    tmp_path: Path, *, first: bool
+) -> None:
+    """Averaging ends with an epoch without backward, in which graphs end at each batch norm."""
+
+    def trained(module: Lit, *callbacks: Any) -> Any:
+        averaging = lightning.callbacks.StochasticWeightAveraging(1e-3, swa_epoch_start=2)
+        order = (averaging, *callbacks) if first else (*callbacks, averaging)
+        fit(tmp_path, module, *order, max_steps=-1, max_epochs=4, limit_train_batches=3)
+        assert "training_step" not in vars(module)
+        return module.state_dict()
+
+    plain, module, callback = Lit(), Lit(), LightningCallback(**TIGHT)
+    expected, found = trained(plain), trained(module, callback)
+    assert callback.report().state == "planned"
+    assert expected["net.norm.num_batches_tracked"] == 3
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
 def test_checkpoints_are_plain(tmp_path: Path) -> None:
     module = Lit()
     trainer = fit(tmp_path, module, LightningCallback(**TIGHT), max_steps=2)

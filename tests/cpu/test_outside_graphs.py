@@ -196,6 +196,23 @@ def test_an_error_names_what_runs_as_plain_pytorch() -> None:
     assert [note for note in caught.value.__notes__ if "that calls blocks.2.0" in note]
 
 
+def test_an_error_names_batch_norms_at_which_graphs_end() -> None:
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU(), nn.Conv2d(8, 8, 3)
+    module: Any = outcore.wrap(nn.Sequential(*layers), "64KiB")
+
+    def steps() -> None:
+        for _ in range(3):
+            module(torch.rand(4, 3, 32, 32)).sum().backward()
+
+    for momentum, named in ((None, True), (0.1, False)):
+        module[1].momentum = momentum
+        with pytest.raises(InfeasibleError) as caught:
+            steps()
+        notes = [note for note in getattr(caught.value, "__notes__", ()) if "ends graphs" in note]
+        assert ["at 1, which have momentum=None" in note for note in notes] == [True] * named
+        del caught
+
+
 def test_strict_asks_for_no_more_than_that() -> None:
     module = outcore.wrap(Blocks(breaks), BUDGET, strict=True)
     train(module)

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
+import torch
 from torch import nn
 
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
@@ -66,10 +67,12 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         self.session: Session | None = None
         self._before: int | None = None
         """Calls to graphs before this training; None once its first step has been checked."""
+        self._skips = False
+        """Whether the module's training step is replaced by one without gradients."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the session: its modules and threads are of this process."""
-        return {**self.__dict__, "session": None, "_before": None}
+        return {**self.__dict__, "session": None, "_before": None, "_skips": False}
 
     def report(self) -> Report:
         """Like `Backend.report`. Raises WrapError before training."""
@@ -109,6 +112,30 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
             session.close()
             raise
         return session
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """If Lightning calls no backward, let the training step keep nothing for it.
+
+        That is so in the last epoch of StochasticWeightAveraging, for the statistics of batch norm.
+        """
+        if getattr(trainer.fit_loop, "_skip_backward", False) and not self._skips:
+            pl_module.training_step = torch.no_grad()(pl_module.training_step)
+            self._skips = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Undo what `on_train_batch_start` did."""
+        self._end_skipping(pl_module)
+
+    def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
+        """Undo what `on_train_batch_start` did."""
+        self._end_skipping(pl_module)
+
+    def _end_skipping(self, pl_module: nn.Module) -> None:
+        if self._skips:
+            del pl_module.training_step
+            self._skips = False
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

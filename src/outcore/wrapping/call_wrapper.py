@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from outcore.capture import must_run_uncompiled
 from outcore.errors import InfeasibleError, NotEngagedError
@@ -21,6 +22,7 @@ from outcore.wrapping.frozen import WATCHED, requires_gradient
 from outcore.wrapping.looking import Looking
 from outcore.wrapping.notes import (
     ALONE,
+    CUMULATIVE,
     OTHERS,
     PLAIN_SO_FAR,
     RAN_UNCOMPILED,
@@ -173,6 +175,9 @@ class CallWrapper:
             if compiled.skipped() > skipped:
                 self._compiled.take_skipped(model)
             self._name_others(error)
+            cumulative = _cumulative(model)
+            if cumulative:
+                error.add_note(CUMULATIVE.format(names=listed(cumulative)))
             self._name_plain(model, error)
             if self._uncovered:
                 error.add_note(f"outcore: {self._uncovered}")
@@ -303,6 +308,15 @@ def _seen(backend: Backend) -> int:
 def _trains(model: nn.Module) -> bool:
     """Whether `model` has parameters to train."""
     return any(p.requires_grad for p in model.parameters())
+
+
+def _cumulative(model: nn.Module) -> list[str]:
+    """The paths of batch norms that train with averages over all steps so far."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training and module.momentum is None
+    ]
 
 
 def _known(model: nn.Module) -> set[int] | None:

@@ -42,6 +42,11 @@ ALONE = (
     "does not compile the code that calls them: {names}. TORCH_LOGS=graph_breaks shows why"
 )
 
+CUMULATIVE = (
+    "outcore: torch.compile ends graphs at {names}, which have momentum=None: they read the number "
+    "of steps in each step. With a number as momentum the model may be a single graph"
+)
+
 PLAIN_SO_FAR = (
     "outcore: parts of the model ran as plain PyTorch so far, and their memory is part of what is "
     "held outside the graph: {names}. They are compiled from the next call on: run the step again"
