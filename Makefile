@@ -23,7 +23,7 @@ demo: $(VENV)/.stamp-demo  ## train ResNet-50 inside 40 % of its memory; ARGS="-
 test: $(VENV)/.stamp-dev  ## all tests, on all cores; those that need a GPU are skipped where there is none
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
-test-pure: $(VENV)/.stamp-dev  ## the tests that need no torch, in seconds
+test-pure: $(VENV)/.stamp-dev  ## the tests that need no torch, in minutes
 	$(BIN)/python -m pytest tests/pure $(ARGS)
 
 test-gpu: $(VENV)/.stamp-dev  ## the tests that need a CUDA device
