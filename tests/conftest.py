@@ -13,8 +13,8 @@ from outcore import worker
 
 CASES = Path(__file__).parent / "cases"
 GPU = Path(__file__).parent / "gpu"
-OTHERS_SET = ("PYTEST_", "KINETO_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
-"""How the names of environment variables begin that pytest and torch set as they run."""
+OTHERS_SET = ("PYTEST_", "KINETO_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_")
+"""How the names of environment variables begin that pytest, torch and scikit-learn set."""
 
 worker.IDLE_SECONDS = 120.0  # another planning process takes three seconds of a core
 

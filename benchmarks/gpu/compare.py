@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from benchmarks.gpu.machine import planner_compiled
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainer import Results, Trainer, Turn
 from benchmarks.gpu.training import (
@@ -24,6 +25,7 @@ from benchmarks.gpu.training import (
     compared,
     judged,
     key,
+    near,
     recorded,
     reported,
     timed,
@@ -42,6 +44,8 @@ from outcore.units import format_bytes
 CROWDED_SHARE = 0.9
 """The fraction of the device that the reference and another process may use together."""
 OUT_OF_MEMORY = "out of memory"
+FEWEST_STEPS = 2
+"""Steps in each turn of the reference alone."""
 SAMPLES = 3
 """Steps of which results must agree to be compared with: atomics may agree by chance."""
 LONGEST_ANSWER = 180.0
@@ -121,6 +125,8 @@ class Comparison:
         self._process: Process | None = None
         self._turns: Turns[Turn] = ()
         self._results: dict[int, str] = {}
+        self._all: Results = ()
+        """All results of the reference, also those that vary."""
         self._traced: dict[int, str] | None = None
         """Results of the traced graph, once they were needed."""
 
@@ -130,13 +136,19 @@ class Comparison:
         try:
             self._process = process = self._started(Contender(self.in_core))
             first = process.ask(Trainer.warm_up)[0]
-            self._turns = self._take_turns({row.mode: process}, FEWEST_ROUNDS)[row.mode]
-            self._results = _repeatable(process, Trainer.results)
+            few = min(self.scale.steps, FEWEST_STEPS)
+            turns = {row.mode: process}
+            self._turns = self._take_turns(turns, FEWEST_ROUNDS, steps=few)[row.mode]
             row = timed(row, self.workload.batch, self._turns, self._turns)
-            return _weighed(replace(row, first_step_seconds=first), process)
+            row = _weighed(replace(row, first_step_seconds=first), process)
         except WorkerError as error:
             self.end()
             return replace(row, note=reason(error))
+        try:
+            self._all, self._results = _repeatable(process, Trainer.results)
+        except WorkerError as error:
+            self._lost(error)
+        return row
 
     def knows(self, contender: Contender) -> bool:
         """Whether the row is known from an earlier run."""
@@ -150,7 +162,11 @@ class Comparison:
         return all(map(self.knows, contenders(reference.get("allocated_bytes", 0))))
 
     def rows(self, contenders: Sequence[Contender]) -> Iterator[Training]:
-        """One row each. While one process is measured, the next one loads its libraries."""
+        """One row each. While one process is measured, the next one loads its libraries.
+
+        The first one is measured in any case, until there is no time left at all.
+        """
+        planner_compiled()
         with ThreadPoolExecutor(1) as pool:
 
             def start(number: int) -> Future[Process] | None:
@@ -170,7 +186,7 @@ class Comparison:
                     yield replace(self._blank(contender), note=reason(error))
                     continue
                 with process:
-                    if self.patience.over():
+                    if number and self.patience.over():  # a reference alone says nothing
                         break
                     try:
                         row = self._row(contender, process)
@@ -198,11 +214,19 @@ class Comparison:
         row = replace(row, refused_before=process.ask(Trainer.refused))
         turns, reference = self._turns_of(row.mode, process)
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
-        if not (isinstance(contender.mode, Outcore) and contender.mode.fuse):
-            row = self._compared(row, process.ask(Trainer.results))
-        row = judged(reported(_weighed(row, process), process.ask(Trainer.report)))
-        with suppress(WorkerError):  # the figures above are there already
-            row = recorded(row, process.ask(Trainer.recorded))
+        fused = isinstance(contender.mode, Outcore) and contender.mode.fuse
+        more: tuple[Callable[[Training], Training], ...] = (
+            lambda row: _weighed(row, process),
+            lambda row: reported(row, process.ask(Trainer.report)),
+            lambda row: recorded(row, process.ask(Trainer.recorded)),
+            lambda row: self._compared(row, process.ask(Trainer.results), fused=fused),
+        )
+        for add in more:  # none takes the figures of the others with it
+            try:
+                row = add(row)
+            except Exception as error:  # noqa: BLE001 - as above
+                row = replace(row, note="; ".join(filter(None, [row.note, reason(error)])))
+        row = judged(row)
         return replace(row, checks=(*contender.goals(row), *row.checks))
 
     def _turns_of(self, name: str, process: Process) -> tuple[Turns[Turn], Turns[Turn]]:
@@ -233,16 +257,20 @@ class Comparison:
         processes: dict[str, Process],
         rounds: int,
         failed: dict[str, WorkerError] | None = None,
+        steps: int | None = None,
     ) -> dict[str, Turns[Turn]]:
-        return take_turns(processes, Trainer.turn, rounds, self.scale.steps, self.patience, failed)
+        steps = steps or self.scale.steps
+        return take_turns(processes, Trainer.turn, rounds, steps, self.patience, failed)
 
-    def _compared(self, row: Training, mine: Results) -> Training:
+    def _compared(self, row: Training, mine: Results, *, fused: bool) -> Training:
         """The row with the number of results that differ from eager's.
 
-        If any differ, the row compares with the traced graph's results instead: torch's own tracing
-        changes some results (for example which kernels run under autocast).
+        Fused kernels round otherwise: their results are near eager's at best. If others differ, the
+        row compares with the traced graph's results instead: torch's own tracing changes some
+        results (for example which kernels run under autocast).
         """
-        found = compared(row, self._results, mine)
+        row = near(row, self._all, mine)
+        found = row if fused else compared(row, self._results, mine)
         if not found.unlike:
             return found
         note = f"{found.unlike} of {found.compared} unlike {self.in_core.name}"
@@ -256,7 +284,7 @@ class Comparison:
         if self._traced is not None or self._process is None:
             return
         try:
-            self._traced = _repeatable(self._process, Trainer.traced_results)
+            _, self._traced = _repeatable(self._process, Trainer.traced_results)
             self._process.ask(Trainer.settle)
         except WorkerError as error:
             self._lost(error)
@@ -303,13 +331,15 @@ def reason(error: Exception) -> str:
     return f"{FAILED}: {error.kind if isinstance(error, WorkerError) else type(error).__name__}"
 
 
-def _repeatable(process: Process, results: Callable[[Trainer], Results]) -> dict[int, str]:
-    """Digests of the results that are the same each time, by number."""
+def _repeatable(
+    process: Process, results: Callable[[Trainer], Results]
+) -> tuple[Results, dict[int, str]]:
+    """All results, and digests by number of those that are the same each time."""
     first, *others = (process.ask(results) for _ in range(SAMPLES))
-    return {
-        number: digest
-        for number, digest in enumerate(first)
-        if all(other[number] == digest for other in others)
+    return first, {
+        number: result.digest
+        for number, result in enumerate(first)
+        if all(other[number].digest == result.digest for other in others)
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,8 @@ import torch
 
 from outcore.execute.malloc import own_malloc
 from outcore.gauges import own_refusals
+
+CLOCKS = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,10 @@ class Instruments(Protocol):
         """Release what the allocator keeps for later."""
         ...
 
+    def clocks(self) -> str | None:
+        """Clocks, power, and what limits them now; None if nothing tells."""
+        ...
+
 
 class CudaInstruments:
     """A GPU. The counts are those of torch's allocator, for all its users in this process."""
@@ -108,6 +115,18 @@ class CudaInstruments:
         """Release the segments without blocks in use."""
         torch.cuda.empty_cache()
 
+    def clocks(self) -> str | None:
+        """What nvidia-smi says of this GPU."""
+        uuid = getattr(torch.cuda.get_device_properties(self.device), "uuid", None)
+        command = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"]
+        if uuid is not None:
+            command += ["--id", f"GPU-{uuid}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return f"{CLOCKS}: {done.stdout.strip()}"
+
     def _all(self, count: str) -> int:
         return int(torch.cuda.memory_stats(self.device).get(count, 0))
 
@@ -142,6 +161,10 @@ class CpuInstruments:
 
     def release(self) -> None:
         """Do nothing: malloc has been told what to keep."""
+
+    def clocks(self) -> str | None:
+        """None: nothing tells."""
+        return None
 
 
 def instruments(device: str) -> Instruments:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,15 +17,27 @@ from outcore.execute.torch_allocator import settings
 
 
 def machine(scale: Scale) -> dict[str, Any]:
-    """The host, and the GPU as torch and its driver name it. Also compiles the planner."""
+    """The host, and the GPU as torch and its driver name it.
+
+    Also begins to compile the planner (`planner_compiled`), which may take half a minute.
+    """
     found = host()
     if scale.device == "cuda":
         with ThreadPoolExecutor(1) as pool:
-            compiling = pool.submit(Worker, compile_planner)
-            with Worker(_gpu) as worker:  # this process must not use the device
-                found |= worker.ask(dict)
-            compiling.result().close()
+            _compiling.append(pool.submit(Worker, compile_planner))
+            pool.shutdown(wait=False)
+        with Worker(_gpu) as worker:  # this process must not use the device
+            found |= worker.ask(dict)
     return found
+
+
+_compiling: list[Future[Worker[None]]] = []
+
+
+def planner_compiled() -> None:
+    """Wait until the planner is compiled, if that has begun."""
+    while _compiling:
+        _compiling.pop().result().close()
 
 
 def _gpu() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,8 +31,18 @@ STEPS_TO_RECORD = 2
 MOMENTUM = 0.9
 PROBE_SEED = 1
 
-Results: TypeAlias = tuple[str, ...]
-"""Digests of a step's loss and gradients."""
+
+class Result(NamedTuple):
+    """The loss or a gradient of a step: a digest of its bytes, and two figures."""
+
+    digest: str
+    norm: float
+    along: float
+    """Its product with a fixed random vector of about norm 1."""
+
+
+Results: TypeAlias = tuple[Result, ...]
+"""A step's loss and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,8 @@ class Trainer:
             self.backend.record_step()
             for _ in range(STEPS_TO_RECORD):
                 self.train()
-        return self.report()
+        clocks = self.instruments.clocks()  # while the device has work left
+        return self.report() | {"clocks": clocks} if self.backend is not None else {}
 
     def _results(self, call: Callable[..., Any]) -> Results:
         torch.manual_seed(PROBE_SEED)
@@ -158,7 +169,7 @@ class Trainer:
         loss = self.work.loss(call)
         torch.autograd.backward(loss)
         gradients = [p.grad for p in self.work.module.parameters() if p.grad is not None]
-        return digests((loss, *gradients))
+        return tuple(map(_result, (loss, *gradients)))
 
     def _settled(self, fewest: int) -> list[float]:
         """Train until there is a plan and its peak is known; returns seconds of each step."""
@@ -175,3 +186,10 @@ class Trainer:
             return True
         report = self.backend.report()
         return report.state != State.PROFILING.value and report.measured_peak_bytes is not None
+
+
+def _result(tensor: Tensor) -> Result:
+    (digest,), exact = digests((tensor,)), tensor.detach().double().cpu().flatten()
+    along = torch.randn(len(exact), generator=torch.Generator().manual_seed(PROBE_SEED))
+    length = max(1, len(exact)) ** 0.5
+    return Result(digest, float(exact.norm()), float(exact @ along.double()) / length)

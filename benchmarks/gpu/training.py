@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.gpu.trainer import Turn
+from benchmarks.gpu.trainer import Result, Turn
 from benchmarks.kit.rounds import Turns, ratio_of_medians, seconds, spread
 from benchmarks.kit.rows import Check, Row, ratio
 from outcore.report import Recorded
 
+FAR = 0.01
+"""The most that a result may differ from the reference, relative to its norm. Where kernels add in
+varying order, results differ by far less."""
 TIME_LIMIT = 0.10
 """How far the predicted time may be from the measured one."""
 SAME_CAP_BYTES = 64 << 20
@@ -78,6 +81,12 @@ class Training(Row):
     """
     compared: int | None = None
     """Number of results that are the same each time in the reference."""
+    far: int | None = None
+    """How many of all results, also of those that vary, are more than `FAR` from the reference."""
+    metered_peak_bytes: int | None = None
+    """The most that tensors held in a step, by outcore's meter: without what a layout holds."""
+    details: dict[str, Any] | None = None
+    """Seconds of each turn, and outcore's report after a recorded step, whole."""
 
 
 def key(row: Mapping[str, Any]) -> Hashable:
@@ -106,6 +115,7 @@ def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn
         )
     return replace(
         row,
+        details={"turns": _seconds(turns), "turns_of_reference": _seconds(reference)},
         turns=len(taken),
         step_seconds=median,
         samples_per_second=samples / median,
@@ -125,6 +135,7 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
         placed_steps=report.get("placed_steps"),
         budget_bytes=report["budget_bytes"],
         predicted_peak_bytes=report["predicted_peak_bytes"],
+        metered_peak_bytes=report["measured_peak_bytes"],
         predicted_seconds=report["predicted_seconds"],
         predicted_of_measured_ratio=ratio(report["predicted_seconds"], report["measured_seconds"]),
         planning_seconds=report["planning_seconds"],
@@ -136,8 +147,11 @@ def reported(row: Training, report: dict[str, Any]) -> Training:
 
 
 def recorded(row: Training, report: dict[str, Any]) -> Training:
-    """The row with the figures of a recorded step; unchanged if the report has none."""
-    if not report or report["recorded"] is None:
+    """The row with the figures of a recorded step, and with the whole report, if there is one."""
+    if not report:
+        return row
+    row = replace(row, details={**(row.details or {}), "report": report})
+    if report["recorded"] is None:
         return row
     found = Recorded(**report["recorded"])
     rates = {link["name"]: ratio(link["measured_rate"], link["rate"]) for link in report["links"]}
@@ -151,13 +165,27 @@ def recorded(row: Training, report: dict[str, Any]) -> Training:
     )
 
 
-def compared(row: Training, results: dict[int, str], mine: tuple[str, ...]) -> Training:
+def compared(row: Training, results: dict[int, str], mine: Sequence[Result]) -> Training:
     """The row with the number of results that differ, of those in `results`."""
     if not results:
         return row
-    found = dict(enumerate(mine))
+    found = {number: result.digest for number, result in enumerate(mine)}
     unlike = sum(found.get(key) != digest for key, digest in results.items())
     return replace(row, unlike=unlike, compared=len(results))
+
+
+def near(row: Training, results: Sequence[Result], mine: Sequence[Result]) -> Training:
+    """The row with the number of results that are far from those of the reference."""
+    if not results:
+        return row
+    pairs = zip(results, mine, strict=False)
+    far = abs(len(results) - len(mine)) + sum(not _is_near(*pair) for pair in pairs)
+    return replace(row, far=far)
+
+
+def _is_near(theirs: Result, mine: Result) -> bool:
+    off = max(abs(mine.norm - theirs.norm), abs(mine.along - theirs.along))
+    return off <= FAR * theirs.norm  # not if either is not a number
 
 
 def judged(row: Training) -> Training:
@@ -178,8 +206,13 @@ def judged(row: Training) -> Training:
     if row.refused is not None:
         refused = row.refused + (row.refused_before or 0)
         checks += (Check("no request for memory refused", refused == 0),)
+    if row.metered_peak_bytes is not None:
+        inside = row.metered_peak_bytes <= row.predicted_peak_bytes
+        checks += (Check("tensors inside the predicted peak", inside),)
     if row.compared:
-        checks += (Check("bitwise equal", row.unlike == 0),)
+        checks += (Check(f"{row.compared} results bitwise equal", row.unlike == 0),)
+    if row.far is not None:
+        checks += (Check(f"all results within {FAR:.0%}", row.far == 0),)
     return replace(row, checks=row.checks + checks)
 
 
@@ -188,6 +221,10 @@ def at_least(what: str, figure: float | None, limit: float) -> tuple[Check, ...]
     if figure is None:
         return ()
     return (Check(f"{what} {figure:.3f} at least {limit:g}", figure >= limit),)
+
+
+def _seconds(turns: Turns[Turn]) -> list[float | None]:
+    return [None if turn is None else turn.seconds for turn in turns]
 
 
 def _most(figures: Iterable[int | None]) -> int | None:

@@ -66,7 +66,10 @@ def run_kit(kit: Kit[S], arguments: Sequence[str] | None = None) -> None:
     names = list(dict.fromkeys(given.only)) or list(kit.benchmarks)
     known: dict[str, Earlier] = {}
     if resuming is not None and given.go_on:
-        found = ((name, earlier(file, name, where, scale, resuming)) for name in names)
+        try:
+            found = [(name, earlier(file, name, where, scale, resuming)) for name in names]
+        except ValueError as error:
+            parser.error(f"--go-on: {error}")
         known = {name: each for name, each in found if each is not None}
         for name in [name for name in known if known[name].done]:
             print(f"\n{name}: complete, of {known[name].part['date']}")

@@ -56,11 +56,19 @@ class Earlier:
 def earlier(
     file: Path, name: str, machine: Saved, scale: Any, resuming: Resuming
 ) -> Earlier | None:
-    """What `file` has of benchmark `name`, on such a machine and at this scale; None if nothing."""
+    """What `file` has of benchmark `name`; None if nothing.
+
+    Raises ValueError if it is from another machine or at another scale.
+    """
     if not file.exists():
         return None
     part = json.loads(file.read_text(encoding="utf-8"))["benchmarks"].get(name)
-    if part is None or resuming.machine(part["machine"]) != resuming.machine(machine):
+    if part is None:
         return None
-    as_saved = json.loads(json.dumps(asdict(scale)))
-    return Earlier(part, resuming) if part["scale"] == as_saved else None
+    if resuming.machine(part["machine"]) != resuming.machine(machine):
+        raise ValueError(f"{file} has {name} of another machine: give another --out")
+    then, now = part["scale"], json.loads(json.dumps(asdict(scale)))
+    differ = ", ".join(f"{k}: {then.get(k)}, now {v}" for k, v in now.items() if then.get(k) != v)
+    if differ or then.keys() != now.keys():
+        raise ValueError(f"{file} has {name} at another scale ({differ}): give another --out")
+    return Earlier(part, resuming)

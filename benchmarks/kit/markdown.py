@@ -32,7 +32,7 @@ def _section(name: str, part: Mapping[str, Any]) -> str:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of one benchmark without empty columns, and the goals that were missed."""
     names = dict.fromkeys(name for row in rows for name in row if name != "checks")
-    columns = [name for name in names if any(row.get(name) not in (None, "") for row in rows)]
+    columns = [name for name in names if show.is_column([row.get(name) for row in rows])]
     lines = [[*map(show.heading, columns), "goals"], ["---"] * (len(columns) + 1)]
     for row in rows:
         checks = [Check(**check) for check in row["checks"]]

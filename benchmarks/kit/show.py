@@ -13,7 +13,8 @@ _UNITS = ("_bytes_per_second", "_flop_per_second", "_bytes", "_seconds", "_ratio
 
 def table(rows: Sequence[Row]) -> str:
     """The rows of one benchmark, one line each, under the names of their columns."""
-    columns = [name for name in values(rows[0]) if name != "checks" and _used(name, rows)]
+    names = [name for name in values(rows[0]) if name != "checks"]
+    columns = [name for name in names if is_column([values(row)[name] for row in rows])]
     lines = [[heading(name) for name in columns] + ["goals"]]
     for row in rows:
         found = values(row)
@@ -28,8 +29,9 @@ def verdict(rows: Iterable[Row]) -> str:
     return f"{sum(c.met for c in checks)} of {len(checks)} goals reached"
 
 
-def _used(name: str, rows: Sequence[Row]) -> bool:
-    return any(values(row)[name] not in (None, "") for row in rows)
+def is_column(found: Sequence[object]) -> bool:
+    """Whether the figures of one name make a column: there is one, and none is a whole report."""
+    return any(value not in (None, "") for value in found) and dict not in map(type, found)
 
 
 def heading(name: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,14 @@ from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import SMALL
 from benchmarks.gpu.table import BENCHMARKS
-from benchmarks.gpu.trainer import FEWEST_WARM_UPS, LAST_WARM_UPS, MOST_WARM_UPS, Trainer, Turn
+from benchmarks.gpu.trainer import (
+    FEWEST_WARM_UPS,
+    LAST_WARM_UPS,
+    MOST_WARM_UPS,
+    Result,
+    Trainer,
+    Turn,
+)
 from benchmarks.gpu.training import (
     Training,
     at_least,
@@ -31,6 +39,7 @@ from benchmarks.gpu.training import (
     failed,
     judged,
     key,
+    near,
     recorded,
     reported,
     timed,
@@ -73,9 +82,18 @@ class TestRows:
         assert (found.of_in_core_ratio, found.allocated_bytes) == (None, None)
 
     def test_only_results_that_come_out_the_same_twice_are_compared(self):
-        found = compared(row(), {0: "a", 2: "c", 3: "d"}, ("a", "x", "y"))
+        mine = [Result(digest, 1.0, 0.0) for digest in ("a", "x", "y")]
+        found = compared(row(), {0: "a", 2: "c", 3: "d"}, mine)
         assert (found.unlike, found.compared) == (2, 3)
-        assert compared(row(), {}, ("a",)).unlike is None
+        assert compared(row(), {}, mine).unlike is None
+
+    def test_results_that_vary_must_be_near(self):
+        theirs = [Result("a", 10.0, 1.0)] * 4
+        mine = [Result("b", 10.09, 0.91), Result("b", 10.2, 1.0), Result("b", 10.0, 1.2)]
+        assert near(row(), theirs[:1], mine[:1]).far == 0
+        assert near(row(), theirs, [*mine, Result("b", nan, nan)]).far == 3
+        assert near(row(), theirs, mine).far == 3, "one is missing"
+        assert near(row(), (), mine).far is None
 
     def test_goals_of_a_row_of_outcore(self):
         report = Report(
@@ -101,11 +119,9 @@ class TestRows:
         assert found.ops_of_planned_ratio == 1.2
         assert (found.wait_seconds, found.between_seconds) == (2.0, 1.0)
         assert (found.out_of_planned_ratio, found.in_of_planned_ratio) == (0.75, None)
-        assert (
-            recorded(row(), {})
-            == recorded(row(), Report("pooch", "planned", 10).to_dict())
-            == row()
-        )
+        assert recorded(row(), {}) == row()
+        without = Report("pooch", "planned", 10).to_dict()
+        assert recorded(row(), without) == row(details={"report": without})
 
     def test_steps_under_a_layout_are_counted(self):
         trainer = Trainer(TINY, Eager(), "cpu", None)
@@ -220,13 +236,31 @@ class TestComparison:
         comparison = Comparison(TINY, Eager(), ON_CPU, Patience())
         try:
             assert not comparison.begin().note
-            mine = tuple(comparison._results.values())
+            mine = comparison._all
             comparison._results[0] = "another"
-            found = comparison._compared(row(), mine)
+            found = comparison._compared(row(), mine, fused=False)
         finally:
             comparison.end()
-        assert (found.unlike, found.compared) == (0, 15)
+        assert (found.unlike, found.compared, found.far) == (0, 15, 0)
         assert found.note == "1 of 15 unlike eager"
+
+    def test_what_fails_after_the_turns_takes_no_figures_with_it(self, monkeypatch):
+        def fails(*_, **__):
+            raise WorkerError("Timeout", "")
+
+        monkeypatch.setattr(Comparison, "_compared", fails)
+        _, found = compare(TINY, Eager(), lambda _: [Contender(SaveOnCpu())], ON_CPU, Patience())
+        assert found.of_in_core_ratio is not None
+        assert found.note == "it took too long"
+        assert len(found.details["turns"]) == found.turns == ON_CPU.rounds
+
+    def test_one_row_at_least_stands_beside_the_reference(self):
+        patience = Patience(0.2)
+        peers = [Contender(SaveOnCpu()), Contender(SaveOnCpu(), 1 << 30)]
+        reference, found = compare(TINY, Eager(), lambda _: peers, ON_CPU, patience)
+        assert reference.step_seconds is not None
+        assert found.step_seconds is not None
+        assert patience.cut
 
     def test_what_does_not_run_in_core_is_noted(self, capsys):
         broken = replace(TINY, sizes=(("height", 3),))
