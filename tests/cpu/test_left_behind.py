@@ -12,8 +12,13 @@ from weakref import ref
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled as profiling
 
 from outcore import Backend
+from outcore.errors import CaptureError
+from outcore.execute import link
+from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.runner import Runner
 from tests.cpu.training import away, back, same
 
 HABITS = ["retained", "kept", "late"]
@@ -103,3 +108,112 @@ def test_it_is_planned_again_although_a_result_is_kept() -> None:
             held.append(torch.zeros(1 << 18))
     assert backend.engine is not None
     assert sum(graph.status.growth.replans for graph in backend.engine.graphs) == 1
+
+
+# ---- interrupts, and threads that go on elsewhere ------------------------------------------------
+
+
+def step(call: Any) -> None:
+    call(torch.ones(256, 64)).square().mean().backward()
+
+
+def stepped(steps: int) -> tuple[Any, Backend]:
+    """Layers through a Backend whose plan offloads, after so many steps, and that Backend."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    backend = Backend(budget="2MiB", policy="swap-all", drift="off")
+    call = torch.compile(layers(), backend=backend, dynamic=False)
+    for _ in range(steps):
+        step(call)
+    return call, backend
+
+
+class Interrupting(dict[Any, Any]):
+    """A dict that is interrupted once, as soon as it has given something away."""
+
+    ready = True
+
+    def pop(self, *given: Any) -> Any:
+        found = super().pop(*given)
+        if self.ready and found is not None:
+            self.ready = False
+            raise KeyboardInterrupt
+        return found
+
+
+def test_an_interrupted_drop_leaves_no_call_that_counts() -> None:
+    call, backend = stepped(8)
+    assert backend.engine is not None
+    stores, (graph,) = backend.engine.stores, backend.engine.graphs
+    kept = call(torch.ones(256, 64))
+    before = ref(kept)
+    stores._live = Interrupting(stores._live)
+    with pytest.raises(KeyboardInterrupt):
+        step(call)
+    assert len(stores.of(graph)) == stores.counts()[graph] == 1
+    lost = [s for each in stores._calls.values() for n, s in each.items() if n not in stores._live]
+    assert len(lost) == 1
+    for _ in range(3):
+        step(call)
+    assert len(stores.of(graph)) == 1, "the one that is kept"
+    assert graph.status.at_once.most == 2
+    assert not lost[0].crossing
+    assert before() is kept
+
+
+def test_an_interrupt_loses_no_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, backend = stepped(8)
+    driver: Any = backend.engine and backend.engine.driver
+    spill, old, armed = driver._spill, link.Barrier.__init__, [True]
+
+    def interrupted(self: Any, action: Any = None, *, last: bool = False) -> None:
+        if action is not None and armed:
+            armed.clear()
+            raise KeyboardInterrupt
+        old(self, action, last=last)
+
+    monkeypatch.setattr(link.Barrier, "__init__", interrupted)
+    size = spill.file.nbytes
+    with pytest.raises(KeyboardInterrupt):
+        step(call)
+    gc.collect()
+    for _ in range(3):
+        step(call)
+    spill.drain()
+    assert not spill._held
+    assert not spill._leaving
+    assert spill.file.nbytes == size
+
+
+def test_a_meter_that_another_thread_gave_up_ends_with_the_next_call() -> None:
+    call, backend = stepped(1)
+    assert profiling()
+    thread = threading.Thread(target=backend.close)
+    thread.start()
+    thread.join()
+    assert profiling(), "only this thread can end it"
+    step(call)
+    assert not profiling()
+
+
+def test_a_call_that_runs_again_in_backward_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    backend = Backend(budget="64MiB", policy="swap-all")
+    call = torch.compile(layers(), backend=backend, dynamic=False)
+    old, fails = Runner._gradients, [True]
+
+    def wrong_once(*given: Any) -> Any:
+        if fails:
+            fails.clear()
+            raise CaptureError(reason="a test")
+        return old(*given)
+
+    monkeypatch.setattr(Runner, "_gradients", wrong_once)
+    monkeypatch.setattr(PlannedGraph, "correct", lambda graph, _: graph.unprofile())
+    call(torch.ones(256, 64)).square().mean().backward(retain_graph=True)
+    gc.collect()
+    for _ in range(6):
+        step(call)
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert graph.status.at_once.expected == 1

@@ -288,13 +288,14 @@ class Spill:
 
     def give_back(self, mark: ref[FileRoom]) -> None:
         """Give a room back, if it is still held, once the copies issued so far are over."""
+        if mark in self._held:  # it stays there until it is given: an interrupt may come
+            self._leaving.add(mark)
+            self.out.put(Barrier(partial(self._give, mark)))
+
+    def _give(self, mark: ref[FileRoom]) -> None:
         held = self._held.pop(mark, None)
         if held is not None:
-            self._leaving.add(mark)
-            self.out.put(Barrier(partial(self._give, mark, *held)))
-
-    def _give(self, mark: ref[FileRoom], offset: int, nbytes: int) -> None:
-        self.file.give(offset, nbytes)
+            self.file.give(*held)
         self._leaving.discard(mark)
 
     def check_process(self) -> None:

@@ -143,7 +143,8 @@ class Runner:
             if not again:
                 stores.drop(store.number)
         if inputs is not None:  # not before: the error holds what the failed run made
-            executable, gradients = self._run_again(visit, inputs, given, state)
+            waits = store.number in stores
+            executable, gradients = self._run_again(visit, inputs, given, state, waits=waits)
         visit.work.append((start, driver.clock.now()))
         visit.backward_stop = self.engine.metering.leave()
         if not again:
@@ -222,17 +223,17 @@ class Runner:
         return list(inputs)
 
     def _run_again(
-        self, visit: Visit, inputs: list[Any], tangents: list[Any], state: Any
+        self, visit: Visit, inputs: list[Any], tangents: list[Any], state: Any, *, waits: bool
     ) -> tuple[Executable, tuple[Any, ...]]:
         """Run forward and backward again until the trace is right.
 
         Returns what ran, and the gradients. `state`: the generator's as backward began. Others may
-        have drawn since forward.
+        have drawn since forward. `waits`: the call is outstanding still, for another backward.
         """
         while True:
             try:
                 with self.conductor.telling_of_memory():
-                    executable = self.conductor.ready(inputs)
+                    executable = self.conductor.ready(inputs, again=waits)
                     store = self._run_forward(executable, inputs, visit)[1]
                     with drawing():
                         self.engine.driver.generator.set_state(state)

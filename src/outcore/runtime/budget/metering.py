@@ -17,7 +17,12 @@ from outcore.runtime.budget.residency import Residency
 from outcore.runtime.budget.steps import LONGEST_STEP
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.obstacle import Obstacle
-from outcore.runtime.step.metered_step import MeteredStep, in_backward, metered_elsewhere
+from outcore.runtime.step.metered_step import (
+    MeteredStep,
+    end_abandoned,
+    in_backward,
+    metered_elsewhere,
+)
 from outcore.runtime.step.visit import Interlude
 
 MOST_PEAK_TRIES = 8
@@ -132,6 +137,7 @@ class Metering:
         if leader is not None and not metered.here():
             leader.unmetered(Obstacle.OTHER_THREADS)
         came_through = [visit.owner() for visit in metered.visits]
+        metered.abandoned = not metered.here()
         metered.stop()
         if leader is not None and metered.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
@@ -155,6 +161,7 @@ class Metering:
         """The time as a call begins or comes back. Notes the interlude if calls are outstanding."""
         metered, now = self.running, self.mark()
         if metered is None:
+            end_abandoned()
             return now
         stores = self._registry.stores.all()
         if stores and metered.left:
@@ -162,6 +169,7 @@ class Metering:
             private = sum(store.private_bytes for store in stores)
             latest = stores[-1].visit.owner
             metered.interludes.append(Interlude(metered.left, now, waiting, latest, private))
+        metered.left = 0  # until this call ends: if it raises, what follows is no interlude
         return now
 
     def leave(self) -> int:

@@ -88,11 +88,14 @@ class Conductor:
         if checked:
             self.engine.plans.check_known(graph, checked=True)
 
-    def ready(self, inputs: list[Any]) -> Executable:
-        """The executable for this step. Plans the graph first if enough is known."""
+    def ready(self, inputs: list[Any], *, again: bool = False) -> Executable:
+        """The executable for this step. Plans the graph first if enough is known.
+
+        `again`: the call is outstanding already, and does not count as another one.
+        """
         graph, status = self.graph, self.graph.status
         self._planned_steps.hold_against(inputs)
-        own = self.engine.registry.waiting(graph)
+        own = self.engine.registry.waiting(graph) - again
         if not self.engine.registry.awaits(graph):
             self._planned_steps.leave_layout()
         self.engine.observer.called(graph, own, inputs)

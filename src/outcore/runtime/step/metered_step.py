@@ -45,6 +45,14 @@ def metered_elsewhere() -> bool:
     return any(thread.is_alive() for thread in others)
 
 
+def end_abandoned() -> None:
+    """End the metered step of this thread if another thread has given it up."""
+    step = _running.get(threading.current_thread()) if _running else None
+    if step is not None and step.abandoned:
+        step.visits.clear()
+        step.stop()
+
+
 class _Farewell:
     """Ends the meter of a thread that ends before its step does, if no other thread can end it.
 
@@ -94,6 +102,8 @@ class MeteredStep:
     after_bytes: int | None = None
     """The device peak from the last backward call until the meter ends: usually that of the
     optimizer's step. None until the meter ends."""
+    abandoned: bool = False
+    """Whether it was given up by a thread that may not end the meter."""
     ends: weakref.finalize[..., Any] | None = None
     """Ends the meter when its leader is freed."""
 

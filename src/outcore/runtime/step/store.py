@@ -137,18 +137,22 @@ class Stores:
 
     def counts(self) -> dict[Any, int]:
         """Live graph -> number of its outstanding calls, for graphs with any."""
-        counts = ((each(), len(calls)) for each, calls in list(self._calls.items()))
-        return {owner: calls for owner, calls in counts if calls and owner is not None}
+        found = ((each(), self._living(calls)) for each, calls in list(self._calls.items()))
+        return {owner: len(calls) for owner, calls in found if calls and owner is not None}
 
     def of(self, owner: Any) -> list[Store]:
         """The stores of one graph, oldest first."""
-        return list(self._calls.get(weakref.ref(owner), {}).values())
+        return self._living(self._calls.get(weakref.ref(owner), {}))
 
     def external(self, owner: Any) -> list[Store]:
         """The stores of all other live graphs."""
         calls = ((each(), calls) for each, calls in list(self._calls.items()))
         others = (c for each, c in calls if each is not None and each is not owner)
-        return [store for each in others for store in list(each.values())]
+        return [store for each in others for store in self._living(each)]
+
+    def _living(self, calls: dict[int, Store]) -> list[Store]:
+        """Those of one graph's stores that exist: an interrupt may have left others (`drop`)."""
+        return [store for number, store in list(calls.items()) if number in self._live]
 
     def away_bytes(self) -> int:
         """Bytes of all stores that were moved away."""
@@ -161,6 +165,9 @@ class Stores:
         because saved-tensor hooks of the user may replace the stand-in.
         """
         memory = name(store.number)
+        for calls in list(self._calls.values()):
+            for number in [number for number in list(calls) if number not in self._live]:
+                self._release(calls, number)  # an interrupt came while it was dropped
         if not self._live:
             self._calls.clear()
         self._live[store.number] = store
@@ -202,7 +209,12 @@ class Stores:
         store = self._live.pop(number, None)
         self._names.pop(number, None)
         if store is not None:
-            self._calls.get(store.visit.owner, {}).pop(number, None)
+            self._release(self._calls.get(store.visit.owner, {}), number)
+
+    def _release(self, calls: dict[int, Store], number: int) -> None:
+        """Release a store of one graph's `calls`, unless another thread has taken it from there."""
+        store = calls.pop(number, None)
+        if store is not None:
             store.release()
 
     def _orphan(self, number: int, _: object) -> None:
