@@ -17,6 +17,7 @@ from torch._C._autograd import _profiler_enabled as profiling
 from outcore import Backend
 from outcore.errors import CaptureError
 from outcore.execute import link
+from outcore.measure import resident_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.runner import Runner
 from tests.cpu.training import away, back, same
@@ -117,14 +118,21 @@ def step(call: Any) -> None:
     call(torch.ones(256, 64)).square().mean().backward()
 
 
+ROOM = 900_000
+"""Bytes for a step of the layers: less than it needs in-core, more than its floor."""
+
+
 def stepped(steps: int) -> tuple[Any, Backend]:
     """Layers through a Backend whose plan offloads, after so many steps, and that Backend."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    backend = Backend(budget="2MiB", policy="swap-all", drift="off")
-    call = torch.compile(layers(), backend=backend, dynamic=False)
+    module = layers()
+    budget = resident_bytes(torch.device("cpu")) + ROOM
+    backend = Backend(budget=budget, policy="swap-all", drift="off")
+    call = torch.compile(module, backend=backend, dynamic=False)
     for _ in range(steps):
         step(call)
+    assert steps == 1 or backend.report().counts.offload
     return call, backend
 
 
