@@ -107,7 +107,7 @@ def compare(
     try:
         reference = comparison.begin()
         yield reference
-        if reference.note in {"", OUT_OF_MEMORY}:
+        if reference.step_seconds is not None or reference.note == OUT_OF_MEMORY:
             found = contenders(reference.allocated_bytes or 0)
             yield from comparison.rows([c for c in found if not comparison.knows(c)])
     finally:
@@ -148,6 +148,7 @@ class Comparison:
             self._all, self._results = _repeatable(process, Trainer.results)
         except WorkerError as error:
             self._lost(error)
+            row = replace(row, note=reason(error))
         return row
 
     def knows(self, contender: Contender) -> bool:
@@ -181,7 +182,7 @@ class Comparison:
                 try:
                     process = current.result()
                 except (WorkerError, OutcoreError) as error:
-                    if self.patience.over():
+                    if number and self.patience.over():
                         break
                     yield replace(self._blank(contender), note=reason(error))
                     continue

@@ -23,9 +23,9 @@ def machine(scale: Scale) -> dict[str, Any]:
     """
     found = host()
     if scale.device == "cuda":
-        with ThreadPoolExecutor(1) as pool:
-            _compiling.append(pool.submit(Worker, compile_planner))
-            pool.shutdown(wait=False)
+        pool = ThreadPoolExecutor(1)
+        _compiling.append(pool.submit(Worker, compile_planner))
+        pool.shutdown(wait=False)
         with Worker(_gpu) as worker:  # this process must not use the device
             found |= worker.ask(dict)
     return found

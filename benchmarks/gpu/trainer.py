@@ -156,12 +156,13 @@ class Trainer:
 
     def recorded(self) -> dict[str, Any]:
         """The report, with a recorded step; empty for other modes than outcore's."""
-        if self.backend is not None:
-            self.backend.record_step()
-            for _ in range(STEPS_TO_RECORD):
-                self.train()
-        clocks = self.instruments.clocks()  # while the device has work left
-        return self.report() | {"clocks": clocks} if self.backend is not None else {}
+        if self.backend is None:
+            return {}
+        self.backend.record_step()
+        for _ in range(STEPS_TO_RECORD):
+            self.train()
+        clocks = self.instruments.clocks()  # the device may have work left
+        return self.report() | {"clocks": clocks}
 
     def _results(self, call: Callable[..., Any]) -> Results:
         torch.manual_seed(PROBE_SEED)
@@ -189,7 +190,7 @@ class Trainer:
 
 
 def _result(tensor: Tensor) -> Result:
-    (digest,), exact = digests((tensor,)), tensor.detach().double().cpu().flatten()
+    (digest,), exact = digests((tensor,)), tensor.detach().cpu().double().flatten()
     along = torch.randn(len(exact), generator=torch.Generator().manual_seed(PROBE_SEED))
     length = max(1, len(exact)) ** 0.5
     return Result(digest, float(exact.norm()), float(exact @ along.double()) / length)

@@ -68,7 +68,8 @@ def earlier(
     if resuming.machine(part["machine"]) != resuming.machine(machine):
         raise ValueError(f"{file} has {name} of another machine: give another --out")
     then, now = part["scale"], json.loads(json.dumps(asdict(scale)))
-    differ = ", ".join(f"{k}: {then.get(k)}, now {v}" for k, v in now.items() if then.get(k) != v)
-    if differ or then.keys() != now.keys():
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if names:
+        differ = ", ".join(f"{name}: {then.get(name)}, now {now.get(name)}" for name in names)
         raise ValueError(f"{file} has {name} at another scale ({differ}): give another --out")
     return Earlier(part, resuming)

@@ -26,4 +26,5 @@ def _quota(folder: Path) -> float | None:
         names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
         both = " ".join(cgroups.text(folder, name) or "" for name in names)
     quota, _, period = both.partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    known = quota.isdigit() and period.isdigit() and int(period)
+    return int(quota) / int(period) if known else None

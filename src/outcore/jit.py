@@ -82,8 +82,9 @@ def _made(function: Callable[P, R], **options: bool) -> Callable[P, R]:
         made = njit(cache=True, **options)(function)
     except RuntimeError:  # neither the source's folder nor the user's cache is writable
         made = njit(**options)(function)
-    else:
-        made._cache.save_overload = _if_it_can(made._cache.save_overload)  # noqa: SLF001 - no hook
+    cache: Any = getattr(made, "_cache", None)  # there is no other hook, and not always this one
+    if hasattr(cache, "save_overload"):
+        cache.save_overload = _if_it_can(cache.save_overload)
     found: Callable[P, R] = made
     return found
 

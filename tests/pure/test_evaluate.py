@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import subprocess
 import sys
@@ -406,6 +407,12 @@ def test_a_disk_that_is_full_leaves_machine_code_in_memory(monkeypatch) -> None:
     monkeypatch.setattr(jit, "ENTRIES", [])
     function = jit.entry("i8")(lambda number: number + 1)
     assert function(1) == 2
+
+
+def test_numba_may_be_told_to_compile_nothing() -> None:
+    code = "from outcore.evaluate import walk"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_importing_does_not_import_numba() -> None:

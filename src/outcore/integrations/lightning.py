@@ -69,10 +69,12 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         """Calls to graphs before this training; None once its first step has been checked."""
         self._skips = False
         """Whether the module's training step is replaced by one without gradients."""
+        self._step: Any = None
+        """The training step that it had itself, apart from its class; None if it had none."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the session: its modules and threads are of this process."""
-        return {**self.__dict__, "session": None, "_before": None, "_skips": False}
+        return {**self.__dict__, "session": None, "_before": None, "_skips": False, "_step": None}
 
     def report(self) -> Report:
         """Like `Backend.report`. Raises WrapError before training."""
@@ -121,6 +123,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         That is so in the last epoch of StochasticWeightAveraging, for the statistics of batch norm.
         """
         if getattr(trainer.fit_loop, "_skip_backward", False) and not self._skips:
+            self._step = vars(pl_module).get("training_step")
             pl_module.training_step = torch.no_grad()(pl_module.training_step)
             self._skips = True
 
@@ -132,10 +135,12 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         """Undo what `on_train_batch_start` did."""
         self._end_skipping(pl_module)
 
-    def _end_skipping(self, pl_module: nn.Module) -> None:
+    def _end_skipping(self, pl_module: Any) -> None:
         if self._skips:
             del pl_module.training_step
-            self._skips = False
+            if self._step is not None:
+                pl_module.training_step = self._step
+            self._skips, self._step = False, None
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -315,7 +315,10 @@ def _cumulative(model: nn.Module) -> list[str]:
     return [
         path
         for path, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.training and module.momentum is None
+        if isinstance(module, _BatchNorm)
+        and module.training
+        and module.momentum is None
+        and module.num_batches_tracked is not None
     ]
 
 

@@ -165,9 +165,8 @@ class Stores:
         because saved-tensor hooks of the user may replace the stand-in.
         """
         memory = name(store.number)
-        for calls in list(self._calls.values()):
-            for number in [number for number in list(calls) if number not in self._live]:
-                self._release(calls, number)  # an interrupt came while it was dropped
+        if sum(map(len, list(self._calls.values()))) != len(self._live):
+            self._release_lost()
         if not self._live:
             self._calls.clear()
         self._live[store.number] = store
@@ -210,6 +209,12 @@ class Stores:
         self._names.pop(number, None)
         if store is not None:
             self._release(self._calls.get(store.visit.owner, {}), number)
+
+    def _release_lost(self) -> None:
+        """Release those that an interrupt left half dropped."""
+        for calls in list(self._calls.values()):
+            for number in [number for number in list(calls) if number not in self._live]:
+                self._release(calls, number)
 
     def _release(self, calls: dict[int, Store], number: int) -> None:
         """Release a store of one graph's `calls`, unless another thread has taken it from there."""
