@@ -17,6 +17,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeAlias
+from unittest import mock
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ import outcore
 from outcore.ir.program import Run
 from outcore.ir.trace import Effect
 from outcore.report import Report
+from outcore.runtime import state
 from outcore.runtime.planning.planner import Planner
 from tests.cpu.training import PROFILED_STEPS, Small, batch, mean_square
 
@@ -304,6 +306,8 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     # A rank waits longer for the other than the test waits for both.
     distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
+    # No note about `gc.freeze`, as in conftest.py.
+    mock.patch.object(state, "frozen_objects", return_value=0).start()
     for name in names:
         torch._dynamo.reset()
         gc.collect()

@@ -279,6 +279,14 @@ def test_training_again_keeps_the_plan(tmp_path: Path) -> None:
     assert session.calls == calls + 2
 
 
+def test_a_size_that_is_found_without_outcore_is_warned_of(tmp_path: Path) -> None:
+    finder = lightning.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=1)
+    module, callback = Lit(), LightningCallback(**TIGHT)
+    trainer = lightning.Trainer(callbacks=[finder, callback], logger=False, accelerator="cpu")
+    with pytest.warns(UserWarning, match="outcore: while BatchSizeFinder looks for a batch size"):
+        callback.setup(trainer, module, "fit")
+
+
 def test_a_callback_that_has_trained_can_be_sent_elsewhere(tmp_path: Path) -> None:
     callback = LightningCallback(**TIGHT)
     fit(tmp_path, Lit(), callback, max_steps=1)

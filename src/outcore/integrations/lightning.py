@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     from outcore.report import Report
 
 
+FINDER = (
+    "outcore: while BatchSizeFinder looks for a batch size, Lightning removes all callbacks, so it "
+    "finds one for training without outcore. Leave LightningCallback out, and call outcore.wrap on "
+    "the modules yourself (docs/integrations.md)"
+)
+
+
 class LightningCallback(Callback):  # type: ignore[misc]  # its base class is known only at run time
     """Keeps the training steps of a LightningModule inside a byte budget.
 
@@ -84,9 +91,14 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         return self.session.report()
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Raise WrapError for what Lightning would not run, or if all is compiled already."""
+        """Raise WrapError for what Lightning would not run, or if all is compiled already.
+
+        Warns of a BatchSizeFinder.
+        """
         if stage == "fit":
             _refuse(pl_module)
+            if any(type(each).__name__ == "BatchSizeFinder" for each in trainer.callbacks):
+                warnings.warn(FINDER, stacklevel=2)
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Wrap the modules, which `configure_model` has made by now. Raises WrapError."""
