@@ -6,9 +6,11 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from benchmarks.gpu.kept import keep_in
 from benchmarks.gpu.machine import machine
 from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import FULL, SMALL, Scale
@@ -30,6 +32,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cpu: with --small, only to see that it works",
     )
     parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep problems, plans and timelines of outcore's rows there, to analyze them later",
+    )
+    parser.add_argument(
         "--host-budget",
         metavar="SIZE",
         help="host memory for outcore (88GiB); else most of what the system says is free",
@@ -43,6 +51,8 @@ def _scale(given: argparse.Namespace) -> Scale:
             value="cuda",
             reason="torch sees no GPU here; `--device cpu --small` runs all of this without one",
         )
+    if given.keep is not None:
+        keep_in(given.keep)
     host = None if given.host_budget is None else _host_bytes(given.host_budget)
     return replace(SMALL if given.small else FULL, device=given.device, host_bytes=host)
 

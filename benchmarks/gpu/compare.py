@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from benchmarks.gpu.kept import keep, keeps
 from benchmarks.gpu.machine import planner_compiled
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainer import Results, Trainer, Turn
@@ -220,6 +221,7 @@ class Comparison:
             lambda row: _weighed(row, process),
             lambda row: reported(row, process.ask(Trainer.report)),
             lambda row: recorded(row, process.ask(Trainer.recorded)),
+            lambda row: _kept(row, process),
             lambda row: self._compared(row, process.ask(Trainer.results), fused=fused),
         )
         for add in more:  # none takes the figures of the others with it
@@ -342,6 +344,14 @@ def _repeatable(
         for number, result in enumerate(first)
         if all(other[number].digest == result.digest for other in others)
     }
+
+
+def _kept(row: Training, process: Process) -> Training:
+    """The row, whose files are kept if any are."""
+    if keeps():
+        cap = "" if row.cap_bytes is None else f" {format_bytes(row.cap_bytes)}"
+        keep(f"{row.workload} {row.mode}{cap}", process.ask(Trainer.files))
+    return row
 
 
 def _weighed(row: Training, process: Process) -> Training:

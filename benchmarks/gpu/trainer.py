@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.instruments import Instruments, Memory, Peaks, instruments
+from benchmarks.gpu.kept import files_of
 from benchmarks.gpu.workloads import Step, Workload
 from benchmarks.kit.digests import digests
 from benchmarks.kit.modes import Call, Mode, SameGraph
@@ -163,6 +164,10 @@ class Trainer:
             self.train()
         clocks = self.instruments.clocks()  # the device may have work left
         return self.report() | {"clocks": clocks}
+
+    def files(self) -> dict[str, bytes]:
+        """Files for later analysis, by name; none for other modes than outcore's."""
+        return {} if self.backend is None else files_of(self.backend)
 
     def _results(self, call: Callable[..., Any]) -> Results:
         torch.manual_seed(PROBE_SEED)

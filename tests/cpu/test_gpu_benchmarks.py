@@ -52,7 +52,10 @@ from benchmarks.kit.results import saved
 from benchmarks.kit.rounds import FEWEST_ROUNDS
 from benchmarks.kit.worker import WorkerError
 from outcore.errors import InfeasibleError
+from outcore.ir.problem import Problem
+from outcore.ir.store import load
 from outcore.networks import NETWORKS
+from outcore.planfile import load_plans
 from outcore.report import Recorded, Report
 from outcore.report.links import LinkUse
 
@@ -304,7 +307,15 @@ class TestCommand:
 
     def test_one_benchmark_from_end_to_end(self, tmp_path, capsys):
         file = tmp_path / "gpu.json"
-        main(["--device", "cpu", "--small", "--only", "links", "decoder", "--out", str(file)])
+        kept = tmp_path / "kept"
+        where = ["--out", str(file), "--keep", str(kept)]
+        main(["--device", "cpu", "--small", "--only", "links", "decoder", *where])
+        for mode in ("outcore-search", "outcore-search-fused"):
+            (problem,) = kept.glob(f"*-{mode}-[0-9]*-problem-0.json")
+            assert load(problem, Problem).budget_bytes
+            (plans,) = kept.glob(f"*-{mode}-[0-9]*-plans.json")
+            assert load_plans(plans).plans
+        assert len(list(kept.glob("*timelines.json"))) == 2
         found = json.loads(file.read_text())
         links, decoder = (found["benchmarks"][name] for name in ("links", "decoder"))
         assert links["complete"]

@@ -1,10 +1,12 @@
 """store: nouns in files and back, digests, and files that are refused."""
 
 import dataclasses
+import inspect
 import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,8 +292,13 @@ def test_arguments_that_are_nested_too_deeply(tmp_path: Path) -> None:
     trace = small_trace()
     first = dataclasses.replace(trace.ops[0], args=(*trace.ops[0].args, deep))
     save(dataclasses.replace(trace, ops=(first, *trace.ops[1:])), tmp_path / "deep.json")
-    with pytest.raises(FormatError, match="arguments are nested too deeply"):
-        load(tmp_path / "deep.json", Trace)
+    before = sys.getrecursionlimit()  # hypothesis raises it
+    sys.setrecursionlimit(len(inspect.stack(0)) + 600)
+    try:
+        with pytest.raises(FormatError, match="arguments are nested too deeply"):
+            load(tmp_path / "deep.json", Trace)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_a_file_of_another_kind(trace_file: Path) -> None:
