@@ -130,7 +130,7 @@ def _outcore(policy: str, cap_bytes: int, scale: Scale, goals: Goals = no_goals)
 
 
 def _with_room(contender: Contender) -> Contender:
-    """The same budget without the cap, to show what the allocator costs to stay under the cap."""
+    """The same budget without the cap: torch's allocator has room, and nothing is placed."""
     mode = contender.mode
     assert isinstance(mode, Outcore)
     return Contender(replace(mode, label="no cap"))

@@ -121,6 +121,11 @@ def reported(backend: Backend, *, bound: bool = False) -> Any:
     return backend.report(bound=bound)
 
 
+def test_a_clock_that_is_set_back_gives_no_negative_times() -> None:
+    assert WallClock().seconds(5, 3) == 0
+    assert WallClock().seconds(0, 10**9) == 1
+
+
 def slow_clock(backend: Any, factor: float = FACTOR) -> None:
     backend.engine.driver.clock = SlowClock(factor)
 

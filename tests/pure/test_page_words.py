@@ -51,6 +51,16 @@ def test_a_plan_that_needs_more_outside_than_there_is_does_not_fit():
     found = report(problem, step.plan)
     assert headline(found) == "Does not fit: the plan needs 3.00 KiB more than the host's 1 KiB."
     assert is_over(found)
+    found = report(replace(problem, host_budget_bytes=0), step.plan)
+    text = "Does not fit: the plan needs 4.00 KiB of the host, and may use none of it."
+    assert headline(found) == text
+
+
+def test_a_step_that_takes_no_time_has_a_page():
+    (step,) = small_report(policy="recompute-all{min_bytes=1B}").steps
+    profile = replace(step.problem.profile, seconds=(0.0,) * len(step.problem.trace.ops))
+    found = report(replace(step.problem, profile=profile), step.plan)
+    assert "Computing again takes 0 s, 0.0% of the step" in page(found)
 
 
 def test_a_measured_time_is_not_compared_with_a_prediction_of_some_graphs():

@@ -582,7 +582,7 @@ def test_a_picture_has_the_graphs_that_take_longest(tmp_path, monkeypatch):
     monkeypatch.setattr(planned, "GRAPHS", 1)
     with plt_text():
         two_graphs().to_plot(tmp_path / "report.svg")
-    assert "without 1 more graphs" in (tmp_path / "report.svg").read_text(encoding="utf-8")
+    assert "(1 of 2 graphs)" in (tmp_path / "report.svg").read_text(encoding="utf-8")
 
 
 @matplotlib

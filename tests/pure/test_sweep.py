@@ -8,13 +8,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from outcore.compare import Compared, read_budget
+from outcore.compare import Compared, Comparison, read_budget
 from outcore.errors import BudgetError, InfeasibleError, MissingPackageError, OptionValueError
 from outcore.ir.hardware import Tier
-from outcore.policies import floor
+from outcore.policies import floor, resolve
+from outcore.presets import preset
 from outcore.report import style
 from outcore.sweep import BudgetRange, Sweep, check_plot, plot, sweep
 from outcore.sweep.budgets import spaced
+from tests.pure.building import TraceBuilder
 from tests.pure.strategies import problems
 from tests.pure.test_presets import comparison
 
@@ -283,3 +285,9 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_planned(tmp_path, mo
     monkeypatch.setattr(style, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"pip install matplotlib"):
         check_plot(tmp_path / "a.png")
+
+
+def test_a_step_without_ops_has_no_throughput():
+    comparison = Comparison(TraceBuilder().trace([], ()), preset("h100"), 1)
+    row = comparison.row(1 << 30, resolve("keep-all"))
+    assert (row.seconds, row.items_per_second, row.relative_to_in_core) == (0.0, None, None)

@@ -56,9 +56,9 @@ def draw(report: Report, file: Path) -> None:
             each.set_xlim(0, extent or 1)
             each.spines[["top", "right"]].set_color(PALE)
         below.set_xlabel("seconds")
-    left = len(report.steps) - len(steps)
     title = f"{report.title or 'a training step'}, {report.policy}"
-    title += f" (without {left} more graphs)" if left else ""
+    if len(steps) < len(report.steps):
+        title += f" ({len(steps)} of {len(report.steps)} graphs)"
     title = title.encode(errors="replace").decode()  # no font has half a surrogate pair
     axes[0].set_title(title, loc="left", fontsize=10, parse_math=False)
     drawn = {name for step in steps for name in _drawn(step)}

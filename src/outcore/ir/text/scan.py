@@ -20,7 +20,7 @@ SYMBOL = re.compile(r"\w[\w.:+-]*", re.ASCII)
 """The name of a symbol that needs no quotes: what follows `dtype:`."""
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 DIGITS = r"\d{1,600}(?![\w-])"
-"""The end of a number; nothing may follow without a space. Python reads at least 640 digits."""
+"""No letter, digit or hyphen may follow without a space. Python reads at least 640 digits."""
 INTEGER = re.compile(rf"-?{DIGITS}", re.ASCII)
 NUMBER = re.compile(r"nan\b|-?(?:inf\b|\d{1,600}(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.])", re.ASCII)
 _SPACES = re.compile(" *")

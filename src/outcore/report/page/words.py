@@ -49,12 +49,10 @@ def _over_outside(report: Report) -> str:
             over = step.predicted.peak(tier) - limit
             if over > 0:
                 more = format_bytes(over)
-                given = (
-                    f"{tier.value}'s {spell_budget(limit)}"
-                    if limit
-                    else f"none of the {tier.value}"
-                )
-                return f"Does not fit: the plan needs {more} more than the {given}."
+                words = f"Does not fit: the plan needs {more}"
+                if not limit:
+                    return f"{words} of the {tier.value}, and may use none of it."
+                return f"{words} more than the {tier.value}'s {spell_budget(limit)}."
     return ""
 
 
