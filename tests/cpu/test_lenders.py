@@ -261,3 +261,22 @@ def test_a_graph_that_nobody_differentiates_follows_no_plan() -> None:
         follows.append(backend.engine.graphs[-1].status.follows is not None)
     assert follows[0]
     assert not follows[-1]
+
+
+def test_where_much_is_free_everything_is_kept(peaks: list[tuple[bool, int]]) -> None:
+    """No size returns, and nobody knows how much later calls will need: half of it stays free."""
+    module, budget = Pair(), 8 * BUDGET
+    plain = torch.compile(module, backend="aot_eager", dynamic=True)
+    backend = backend_of(budget)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    written = list[int]()
+    for n in STREAM:
+        expected = gradients(module, plain, n, n)
+        assert all(map(torch.equal, gradients(module, call, n, n), expected))
+        written.append(backend.report().disk_bytes_written)
+    assert written[2] > 0, "these are profiled with the floor program"
+    assert written[3] == written[-1], "there are three other sizes"
+    with held_more(budget * 5 // 8):
+        gradients(module, call, 13700, 13700)
+    assert backend.report().disk_bytes_written > written[-1]
+    assert max(peak for _, peak in peaks) <= budget

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from math import prod
 
 import pytest
@@ -108,7 +109,8 @@ def test_it_is_what_is_found_anew(events: list[str]) -> None:
         assert counted(elsewhere) == resident_bytes(CPU, [], NOTHING)
 
 
-def test_all_objects_are_gone_through_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def visits(monkeypatch: pytest.MonkeyPatch) -> list[range]:
+    """The generations of each visit to all objects in them, from now on."""
     seen: list[range] = []
     known = resident._known_tensors
 
@@ -117,6 +119,11 @@ def test_all_objects_are_gone_through_seldom(monkeypatch: pytest.MonkeyPatch) ->
         return known(generations)
 
     monkeypatch.setattr(resident, "_known_tensors", noted)
+    return seen
+
+
+def test_all_objects_are_gone_through_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = visits(monkeypatch)
     elsewhere = Elsewhere()
     gc.collect()
     for _ in range(10):
@@ -127,3 +134,60 @@ def test_all_objects_are_gone_through_seldom(monkeypatch: pytest.MonkeyPatch) ->
     gc.collect()
     counted(elsewhere)
     assert seen == [resident.ALL]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="each collection changes the order")
+def test_what_a_collection_appends_is_found_without_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere, held = Elsewhere(), list[Tensor]()
+    gc.collect()
+    before = counted(elsewhere)
+    gc.collect(1)
+    counted(elsewhere)  # from now on it knows where new objects follow
+    known = resident._known_tensors
+    monkeypatch.setattr(resident, "_known_tensors", lambda generations: known(resident.YOUNG))
+    gc.disable()
+    try:
+        for number in range(1, 5):
+            held.append(torch.ones(1000))
+            gc.collect(1)
+            held.append(torch.ones(1000))
+            assert counted(elsewhere) == before + number * 8000
+    finally:
+        gc.enable()
+
+
+def test_what_comes_while_objects_are_hidden_is_found_once_they_are_back() -> None:
+    elsewhere, held = Elsewhere(), list[Tensor]()
+    gc.collect()
+    before = counted(elsewhere)
+    for number in range(1, 5):
+        gc.collect(1)
+        counted(elsewhere)
+        gc.freeze()
+        try:
+            held.append(torch.ones(1000))
+            gc.collect(1)
+            assert counted(elsewhere) == before + 8000 * number - 4000
+            held.append(torch.ones(1000))
+        finally:
+            gc.unfreeze()
+        gc.collect(1)
+        assert counted(elsewhere) == before + 8000 * number
+
+
+def test_objects_are_visited_once_while_no_tensor_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = visits(monkeypatch)
+    elsewhere, held = Elsewhere(), [torch.ones(1000)]
+    before = counted(elsewhere)
+    seen.clear()
+    with elsewhere.at_once():
+        assert counted(elsewhere) == before
+        assert len(seen) == 1
+        held.clear()
+        assert counted(elsewhere) == before - 4000, "what is freed is noticed"
+        assert len(seen) == 1
+    held.append(torch.ones(10))
+    assert counted(elsewhere) == before - 4000 + 40
+    assert len(seen) == 2

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.observations import MOST_MIXES, Mixes, Observations
@@ -177,3 +179,27 @@ def test_one_that_is_compiled_anew_still_waits_each_time() -> None:
     for _ in range(3):
         mixes.note(0, {anew: 1}, 0)
     assert mixes.before_first(anew) == 1
+
+
+COUNTS = st.dictionaries(st.integers(0, 3), st.integers(1, 3), max_size=4)
+MIXES = st.lists(st.tuples(st.integers(0, 2), COUNTS, st.none() | st.integers(0, 9)), max_size=12)
+
+
+@given(MIXES, st.integers(1, 3))
+def test_the_most_calls_are_those_of_any_mix(noted_mixes: Any, calls: int) -> None:
+    """The room for a mix of the most calls of each graph covers all mixes that were noted."""
+    graphs = [Graph(planned_for=2, io_bytes=7) for _ in range(4)]
+    mixes: Any = Mixes()
+    for own, others, excess in noted_mixes:
+        mixes.note(own, {graphs[i]: n for i, n in others.items()}, excess)
+    for i, graph in enumerate(graphs):
+        seen = [others.get(i, 0) for _, others, _ in noted_mixes]
+        assert mixes.most(graph) == max(seen, default=0)
+        assert (graph in mixes.others()) == any(seen)
+    alone = {graph: 10**i for i, graph in enumerate(graphs)}
+    most, of_one = external(mixes, alone, calls=calls)
+    assert most >= of_one
+    for own, others, excess in noted_mixes:
+        if own < calls:
+            waiting = sum(min(n, 2) * alone[graphs[i]] for i, n in others.items())
+            assert of_one >= waiting + (excess or 0)

@@ -6,10 +6,11 @@ import gc
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from itertools import chain, compress, islice, repeat, starmap
-from operator import call
-from typing import Any
+from itertools import chain, compress, islice, repeat, starmap, takewhile
+from operator import call, is_not
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -19,7 +20,7 @@ from outcore.gc_paused import gc_paused
 from outcore.measure.counters import allocated_bytes
 
 _weakly: Any = StorageWeakRef  # torch has no types for it
-ALL, YOUNG = range(3), range(2)
+ALL, YOUNG, OLDEST = range(3), range(2), 2
 """Generations of the garbage collector."""
 
 COMPRESSED = torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc
@@ -55,7 +56,8 @@ def resident_bytes(
         if device.type == "cuda":
             return allocated_bytes(device) - sum(left_out.values())
         if ledger is None:
-            found = {s.data_ptr(): s.nbytes() for s in _storages(_tensors(device, given, ALL))}
+            tensors = _tensors(device, given, _known_tensors(ALL))
+            found = {s.data_ptr(): s.nbytes() for s in _storages(tensors)}
             return sum(n for a, n in found.items() if a not in left_out)
         counted = range(ledger.start, ledger.stop)
         held = ledger.live_bytes - sum(n for a, n in left_out.items() if a in counted)
@@ -73,16 +75,37 @@ class Elsewhere:
     """The storages on a device that tensors hold and no ledger counts, as last found.
 
     A new tensor is in a young generation of the garbage collector, unless the collector has moved
-    objects to the oldest one. Only then are all objects of the process visited, which takes a tenth
-    of a second in a large one.
+    objects to the oldest one. It appends them there, so they follow what was there at the last
+    visit. Only collections of the oldest generation change its order. After those, all objects of
+    the process are visited, which takes a tenth of a second in a large one.
+
+    `gc.unfreeze` puts objects behind those that came before it. So what came since the visit before
+    it may be found no sooner than after such a collection.
     """
 
     def __init__(self) -> None:
-        self._moves: object = None
-        """The collector's counts at the last visit (`_moves`); None: visit all objects next
-        time."""
+        self._moves = Moves()
+        """The collector's counts at the last visit."""
+        self._anchor: object = None
+        """An object in the oldest generation at the last visit; None: visit all objects there."""
+        self._mark: tuple[object, Moves] = [], _moves()
+        """The next anchor, and the collector's counts when it was made."""
         self._found: dict[int, Any] = {}
         """Weak references to the storages, each once, by their identity."""
+        self._once = self._visited = False
+        """Whether this is within `at_once`, and whether objects were visited since that began."""
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """In this context no tensor comes that a ledger does not count: objects are visited once.
+
+        What is freed meanwhile is noticed.
+        """
+        self._once = True
+        try:
+            yield
+        finally:
+            self._once = self._visited = False
 
     def extents(
         self, device: torch.device, given: list[torch.Tensor], counted: range
@@ -90,16 +113,16 @@ class Elsewhere:
         """Address and bytes of each storage that is outside the addresses `counted`.
 
         This leaves out gradients of old leaves that were not there before: they are new memory, so
-        a ledger counts them. It also leaves out new data that an old tensor was given, until the
-        collector has moved objects.
+        a ledger counts them. It also leaves out new data that an old tensor was given, until all
+        objects are visited.
         """
         with gc_paused():
             moves = _moves()
-            generations = YOUNG if moves == self._moves else ALL
-            for storage in _storages(_tensors(device, given, generations)):
+            known = [] if self._visited else self._new_tensors(moves)
+            for storage in _storages(_tensors(device, given, known)):
                 if storage.data_ptr() not in counted:
                     self._found[storage._cdata] = _weakly(storage)
-            self._moves = moves if moves == _moves() else None  # another thread may collect, too
+            self._visited = self._once
         extents = {}
         for cdata, weak in list(self._found.items()):
             there: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
@@ -109,11 +132,46 @@ class Elsewhere:
                 extents[there.data_ptr()] = there.nbytes()
         return extents
 
+    def _new_tensors(self, moves: Moves) -> list[torch.Tensor]:
+        """All tensors that came since the last visit, and perhaps others; `moves` are the counts.
 
-def _moves() -> object:
-    """A value that changes whenever the collector moves objects to its oldest generation."""
-    moving = gc.get_stats()[0 if sys.version_info >= (3, 14) else 1 :]
-    return [generation["collections"] for generation in moving]
+        Call it while the collector is paused. Another thread may collect nevertheless.
+        """
+        if moves == self._moves:
+            known = _known_tensors(YOUNG)
+        elif not moves.appended_since(self._moves):
+            known = _known_tensors(ALL)
+        else:
+            known = _known_tensors(YOUNG) + _of_generation(OLDEST, self._anchor)
+        if moves != _moves():
+            self._moves, self._anchor = Moves(), None
+            return known
+        mark, made = self._mark
+        if moves != made:  # a collection has moved it to the oldest generation
+            self._anchor, self._mark = mark, ([], _moves())
+        self._moves = moves
+        return known
+
+
+class Moves(NamedTuple):
+    """How often the collector has moved objects to its oldest generation."""
+
+    appending: int = -1
+    """By collections that append them."""
+    others: int = -1
+    """By collections that change the order there."""
+
+    def appended_since(self, earlier: Moves) -> bool:
+        """Whether objects were moved since then, and all of them follow what was there."""
+        return self.appending != earlier.appending and self.others == earlier.others
+
+
+def _moves() -> Moves:
+    """The counts as they are now."""
+    counts = [generation["collections"] for generation in gc.get_stats()]
+    if sys.version_info >= (3, 14):  # each collection moves some
+        return Moves(0, sum(counts))
+    return Moves(counts[1], counts[2])
 
 
 def _extents(given: Iterable[torch.Tensor | torch.UntypedStorage]) -> Iterator[tuple[int, int]]:
@@ -135,10 +193,10 @@ def _storages(
 
 
 def _tensors(
-    device: torch.device, given: list[torch.Tensor], generations: range
+    device: torch.device, given: list[torch.Tensor], known: list[torch.Tensor]
 ) -> Iterator[torch.Tensor]:
-    """Tensors on `device` that are known to the collector, and gradients of leaves."""
-    known = [t for t in _known_tensors(generations) if _is_real(t) and t.device == device]
+    """The tensors among `known` on `device`, and gradients of leaves."""
+    known = [t for t in known if _is_real(t) and t.device == device]
     for tensor in known:
         yield from _dense(tensor)
     # If another thread sets a gradient while it is read, it may be freed in between, which ends the
@@ -178,8 +236,8 @@ def _known_tensors(generations: range) -> list[torch.Tensor]:
         return [t for generation in generations for t in _of_generation(generation)]
 
 
-def _of_generation(generation: int) -> list[torch.Tensor]:
-    """List the tensors in a generation of the collector.
+def _of_generation(generation: int, anchor: object = None) -> list[torch.Tensor]:
+    """List the tensors in a generation of the collector, only those after `anchor` if it is there.
 
     This is a single call in which no other thread gets a turn. The collector also tracks tuples
     that a thread is still building. `tuple(...)` in that thread raises a SystemError if someone
@@ -188,7 +246,10 @@ def _of_generation(generation: int) -> list[torch.Tensor]:
     `tee` does not help: it would be on the list itself, and never freed.
     """
     lists = islice(iter(partial(gc.get_objects, generation), None), 1)
-    twice = map(partial(repeat, times=2), lists)
+    twice: Iterator[Iterator[Any]] = map(partial(repeat, times=2), lists)
+    if anchor is not None:
+        before = partial(takewhile, partial(is_not, anchor))
+        twice = map(partial(map, before), map(partial(map, reversed), twice))
     with_types = map(partial(map, call, (iter, partial(map, type))), twice)
     with_answers = map(partial(map, call, (iter, partial(map, _is_kind))), with_types)
     return list(chain.from_iterable(starmap(compress, with_answers)))

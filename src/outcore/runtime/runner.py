@@ -74,8 +74,9 @@ class Runner:
         self.engine.metering.enter()
         self.conductor.begin_call()
         while True:  # until the trace is right
-            executable = self.conductor.executable_for(inputs)
-            executable = self.engine.eviction.before_forward(graph, executable, inputs)
+            with residency.at_once():
+                executable = self.conductor.executable_for(inputs)
+                executable = self.engine.eviction.before_forward(graph, executable, inputs)
             replay = self._replay_of(executable, inputs)
             visit = Visit(ref(graph), replay, self.engine.steps.returns)
             noted = graph.observed.latest_mix_uncounted or graph.times(executable)
@@ -118,7 +119,8 @@ class Runner:
         graph, stores, driver = self.graph, self.engine.stores, self.engine.driver
         visit, again = store.visit, keeps_graph()
         visit.away_bytes += stores.away_bytes()
-        self.conductor.begin_backward(store, tangents, again=again)
+        with self.engine.residency.at_once():
+            self.conductor.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
         state = None if visit.replay is None else driver.generator.get_state()
         visit.backward_start = self.engine.metering.enter()

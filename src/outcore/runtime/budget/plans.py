@@ -34,7 +34,7 @@ from outcore.runtime.graphs.drift import Drift
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import scaled, total_bytes, workspaces
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.graphs.profiling import Profiling
+from outcore.runtime.graphs.profiling import MANY_SIZES, Profiling
 from outcore.runtime.graphs.trial import Trial
 from outcore.runtime.limits.host import available_bytes
 from outcore.runtime.planning.planner import Planner
@@ -119,15 +119,22 @@ class Plans:
     ) -> tuple[Program, int]:
         """The program for profiled steps, and the most external bytes with which it fits.
 
+        If there are graphs for several other sizes, hardly any size may return. Then this program
+        runs for good, so it keeps everything if there is plenty of room (`Programs.keeping`).
         Raises InfeasibleError if even the leanest program does not fit the budget.
         """
         collected, known = False, self._workspaces(graph)
+        keeps = self._registry.sizes_beside(graph) >= MANY_SIZES and not leanest
         while True:
             budget = self._settings.budget_bytes
             self._driver.bound_memory(self._residency.resident_bytes, budget)
             own = sum(store.private_bytes for store in self._registry.stores.of(graph))
             resident = own + self._residency.external_bytes(graph, inputs)
             shares = replace(self._shares(graph), held=self._held_unplanned())
+            if keeps:
+                program, most = self.planner.programs.keeping(shares, resident, known)
+                if resident <= most:
+                    return program, most
             try:
                 with naming_the_rank():
                     return self.planner.programs.floor(shares, resident, known, leanest=leanest)
@@ -191,11 +198,11 @@ class Plans:
         beside what is held now. `as_profiled`: calls may hold no more while they wait than if they
         were profiled without it. Raises InfeasibleError if not even the floor program fits then.
         """
-        floor = None
+        floor, leaving = None, 0
         if as_profiled:
             floor, _ = self.floor_program(graph, inputs, leanest=False)
-        others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
-        leaving = lender.left_bytes if others else 0
+        elif any(each.status.kind != graph.status.kind for each in self._registry.graphs):
+            leaving = lender.left_bytes
         larger, trace = lender.problem.trace, graph.captured.trace
         profile = scaled(lender.problem.profile, larger, trace, on_cpu=self._on_cpu)
         make = partial(

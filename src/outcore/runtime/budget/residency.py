@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -82,6 +83,10 @@ class Residency:
     def resident_bytes(self, external: Sequence[torch.Tensor | torch.UntypedStorage] = ()) -> int:
         """Bytes that live tensors hold, without the tensors and storages in `external`."""
         return resident_bytes(self.device, external, self._driver.ledger(), self._elsewhere)
+
+    def at_once(self) -> AbstractContextManager[None]:
+        """In this context only outcore makes and frees tensors, so counts cost less."""
+        return self._elsewhere.at_once()
 
     def external_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
         """Bytes that live tensors hold outside `graph` as a call of it begins.

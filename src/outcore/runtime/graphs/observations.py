@@ -8,7 +8,7 @@ held than as the first call of that step began, without what outstanding calls a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -82,6 +82,8 @@ class Mixes:
 
     def __init__(self) -> None:
         self._mixes: list[Mix] = []
+        self._most: Others = {}
+        """The most calls of each other graph in any of the mixes."""
         self._before: WeakKeyDictionary[PlannedGraph, int] | None = None
         """Calls of other graphs that were outstanding every time that no own call was. None: not
         noted yet."""
@@ -122,8 +124,11 @@ class Mixes:
 
     def most(self, graph: PlannedGraph) -> int:
         """The most calls of another graph that were outstanding at once."""
-        each = ref(graph)
-        return max((mix.others.get(each, 0) for mix in self._mixes), default=0)
+        return self._most.get(ref(graph), 0)
+
+    def others(self) -> set[PlannedGraph]:
+        """The other graphs in the mixes."""
+        return {graph for graph in (each() for each in self._most) if graph is not None}
 
     def before_first(self, graph: PlannedGraph) -> int:
         """Calls of another graph that were outstanding every time that no own call was."""
@@ -159,6 +164,9 @@ class Mixes:
         """Store a mix that no stored mix surpasses, and drop those that it surpasses."""
         for each in self._mixes:
             each.forget_the_dead()
+        # A mix is dropped only for one with no fewer calls of each graph.
+        known = {graph: n for graph, n in self._most.items() if graph() is not None}
+        self._most = known | {graph: max(n, known.get(graph, 0)) for graph, n in mix.others.items()}
         excess_bytes = mix.excess_bytes
         surpassed = [
             m for m in self._mixes if m.within(mix) and not _more(m.excess_bytes, excess_bytes)
@@ -205,31 +213,34 @@ class Mixes:
         than graphs are planned for.
         """
         mixes = [mix for mix in self._mixes if mix.own < calls or mix.several]
-        there = {g for g in (each() for mix in mixes for each in mix.others) if g is not None}
-        each = {g: alone(g) for g in there if g in active}
-        counted = [mix for mix in mixes if mix.excess_bytes is not None]
-        known = max((mix.excess_bytes or 0 for mix in counted), default=unknown)
+        there = {each: each() for mix in mixes for each in mix.others}
+        graphs = {each: g for each, g in there.items() if g is not None and g in active}
+        limits = {each: g.status.planned_for for each, g in graphs.items()}
+        waiting = {each: alone(g) for each, g in graphs.items()}
+        counts = [
+            {each: min(n, limits[each]) for each, n in mix.others.items() if each in limits}
+            for mix in mixes
+        ]
+        counted = [(m, c) for m, c in zip(mixes, counts, strict=True) if m.excess_bytes is not None]
+        known = max((mix.excess_bytes or 0 for mix, _ in counted), default=unknown)
+        most_own = max((mix.own for mix, _ in counted), default=0)
+        most_counted = _most_of_each(others for _, others in counted)
 
-        def calls_of(mix: Mix, other: PlannedGraph) -> int:
-            return min(mix.others.get(ref(other), 0), other.status.planned_for)
-
-        def beyond(mix: Mix) -> int:
+        def beyond(mix: Mix, others: Others) -> int:
             if mix.excess_bytes is not None or not counted:
                 return known if mix.excess_bytes is None else mix.excess_bytes
-            more = max(0, mix.own - max(m.own for m in counted)) * io_bytes(graph)
-            for other in each:
-                most = max(calls_of(m, other) for m in counted)
-                more += max(0, calls_of(mix, other) - most) * io_bytes(other)
+            more = max(0, mix.own - most_own) * io_bytes(graph)
+            for other, n in others.items():
+                more += max(0, n - most_counted.get(other, 0)) * io_bytes(graphs[other])
             return known + more
 
         totals = [
-            (beyond(mix), sum(calls_of(mix, other) * n for other, n in each.items()))
-            for mix in mixes
+            (beyond(mix, others), sum(n * waiting[other] for other, n in others.items()))
+            for mix, others in zip(mixes, counts, strict=True)
         ]
-        most_calls = {g: max(calls_of(mix, g) for mix in mixes) for g in each}
         most = max((held for held, _ in totals), default=0)
-        most += sum(calls * each[g] for g, calls in most_calls.items())
-        return most, max((held + waiting for held, waiting in totals), default=0)
+        most += sum(n * waiting[other] for other, n in _most_of_each(counts).items())
+        return most, max((held + beside for held, beside in totals), default=0)
 
 
 class Observations:
@@ -260,7 +271,11 @@ class Observations:
 
         If calls come back in the order in which they began, each of two graphs has seen the other.
         """
-        return bool(self.most(graph))
+        return bool(self.called.most(graph) or self.returned.most(graph))
+
+    def others(self) -> set[PlannedGraph]:
+        """The graphs that are in these observations."""
+        return self.called.others() | self.returned.others()
 
     def most(self, graph: PlannedGraph) -> int:
         """The most calls of another graph that were outstanding at once."""
@@ -279,6 +294,15 @@ class Observations:
 
         if left_bytes(returned) > left_bytes(self.most_met):
             self.most_met = WeakKeyDictionary(returned)
+
+
+def _most_of_each(mixes: Iterable[Others]) -> Others:
+    """The most calls of each graph in any of the mixes."""
+    most: Others = {}
+    for others in mixes:
+        for each, n in others.items():
+            most[each] = max(n, most.get(each, 0))
+    return most
 
 
 def _weakly(others: Counts) -> Others:

@@ -82,6 +82,28 @@ class Programs:
         return program, resident_bytes + spare
 
     @gc_paused()
+    def keeping(
+        self,
+        shares: Shares,
+        resident_bytes: int,
+        workspace_bytes: Sequence[int] | None = None,
+        *,
+        checked: bool = True,
+    ) -> tuple[Program, int]:
+        """The program that keeps everything, and the most external bytes to run it with.
+
+        Half of the budget is left for workspaces, of which not all are known, and for other graphs.
+        `workspace_bytes`: those that are; `checked`: calls hold `checked_bytes`, too.
+        """
+        problem = self._unmeasured(shares, resident_bytes)
+        if workspace_bytes is not None:
+            profile = replace(problem.profile, workspace_bytes=tuple(workspace_bytes))
+            problem = replace(problem, profile=profile)
+        program = self._solver.kept(problem)
+        needed = self._needed_bytes(shares, problem, program, checked=checked)
+        return program, resident_bytes + problem.budget_bytes // 2 - needed
+
+    @gc_paused()
     def lean(
         self,
         shares: Shares,
@@ -114,33 +136,35 @@ class Programs:
     ) -> tuple[Program, int]:
         """The program for calls that nobody differentiates, and the most external bytes with it.
 
-        It keeps everything if that fits in half of the budget; the other half is left for
-        workspaces, which are not known, and for other graphs. If not, it recomputes in backward: a
+        It keeps everything if there is room (`keeping`). If not, it recomputes in backward: a
         forward call takes no longer for it, and leaves less. That has to fit in the whole budget,
         and a forward call may need no more than with `profiled`, the program of profiled steps, so
-        that as much is left for workspaces. `checked`: calls hold `checked_bytes`, too.
+        that as much is left for workspaces.
         """
-        captured, gone = shares.graph.captured, shares.graph.gone
+        program, external = self.keeping(shares, resident_bytes, checked=checked)
         problem = self._unmeasured(shares, resident_bytes)
-
-        def needed_bytes(program: Program) -> int:
-            needed = peak(problem, program, Tier.DEVICE).nbytes
-            if checked:
-                needed += checked_bytes(problem.trace, program, gone, captured.overwritten)
-            return needed
-
-        program = self._solver.kept(problem)
-        spare = problem.budget_bytes // 2 - needed_bytes(program)
         most = _forward_peak_bytes(problem, profiled)
-        for policy in _RECOMPUTING if spare < 0 else ():
+        for policy in _RECOMPUTING if external < resident_bytes else ():
             with contextlib.suppress(InfeasibleError):
                 plan = policy.plan(problem)
                 again = lower_without_overlap(problem, plan)
                 if _forward_peak_bytes(problem, again) <= most:
-                    program, spare = again, problem.budget_bytes - needed_bytes(again)
-            if spare >= 0:
+                    needed = self._needed_bytes(shares, problem, again, checked=checked)
+                    program, external = again, resident_bytes + problem.budget_bytes - needed
+            if external >= resident_bytes:
                 break
-        return program, resident_bytes + spare
+        return program, external
+
+    def _needed_bytes(
+        self, shares: Shares, problem: Problem, program: Program, *, checked: bool
+    ) -> int:
+        """The peak of a call, with `checked_bytes` if it is `checked`."""
+        needed = peak(problem, program, Tier.DEVICE).nbytes
+        if checked:
+            graph = shares.graph
+            overwritten = graph.captured.overwritten
+            needed += checked_bytes(problem.trace, program, graph.gone, overwritten)
+        return needed
 
     def _unmeasured(self, shares: Shares, resident_bytes: int) -> Problem:
         profile = Profile.unknown(len(shares.graph.captured.trace.ops))

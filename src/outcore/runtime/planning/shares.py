@@ -396,8 +396,10 @@ def _most_at_once(late: Mapping[PlannedGraph, int]) -> int:
     if len({g.digest for g in late}) == 1:
         return sum(late.values())
 
+    seen = {g: g.observed.others() for g in late}
+
     def together(one: PlannedGraph, other: PlannedGraph) -> bool:
-        return one.digest == other.digest or one in other.observed or other in one.observed
+        return one.digest == other.digest or one in seen[other] or other in seen[one]
 
     return max(sum(n for g, n in late.items() if together(g, each)) for each in late)
 
