@@ -2,7 +2,8 @@
 
 A spec is a name, and in braces the options that differ from their defaults. What is chosen is a
 dataclass with a name, whose fields are the options. Options are typed: sizes (`..._bytes`) have a
-unit, switches are `true` or `false`, and a `StrEnum` is written as its value.
+unit, switches are `true` or `false`, and a `StrEnum` is written as its value. An option that may be
+None is `none` then.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import ClassVar, Generic, Protocol, TypeVar, get_type_hints
+from types import NoneType
+from typing import ClassVar, Generic, Protocol, TypeVar, get_args, get_type_hints
 
 from outcore.errors import did_you_mean
 from outcore.units import exact_size, parse_size
 
 _SPEC = re.compile(r"\s*(?P<name>[^{}\s]*)\s*(\{(?P<options>[^{}]*)\})?\s*")
 _SWITCH = {"true": True, "false": False}
+_NONE = "none"
 
 
 class Named(Protocol):
@@ -53,6 +56,8 @@ def value_text(name: str, value: object) -> str:
     """Return the value of the option `name`, as a spec spells it."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if value is None:
+        return _NONE
     if isinstance(value, int) and name.endswith("_bytes"):
         return exact_size(value)
     return repr(value) if isinstance(value, float) else str(value)
@@ -106,6 +111,11 @@ class SpecParser(Generic[T]):
 
     def _value(self, spec: str, name: str, kind: type, text: str) -> object:
         """Return one option's value, converted to its type."""
+        kinds = get_args(kind)
+        if NoneType in kinds:
+            if text == _NONE:
+                return None
+            kind = next(each for each in kinds if each is not NoneType)
         try:
             if kind is bool:
                 return _SWITCH[text]

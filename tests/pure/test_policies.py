@@ -4,8 +4,9 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,6 +44,7 @@ from outcore.policies.settle import settle
 from outcore.policies.superneurons.cost_aware import Recomputation
 from outcore.policies.workspaces import Algorithms
 from outcore.simulate import simulate
+from outcore.spec import SpecParser
 from tests.pure.building import TraceBuilder, small_problem
 from tests.pure.strategies import problems, traces
 
@@ -188,6 +190,29 @@ def test_a_wrong_spec_is_answered_with_what_would_do(spec, said):
     with pytest.raises(PolicyError) as caught:
         parse_policy(spec)
     assert said in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a package may register: a limit that need not be given."""
+
+    name: ClassVar[str] = "within"
+    depth: int | None = 3
+    limit_bytes: int | None = None
+
+
+def test_an_option_may_be_none():
+    def wrong(spec, reason):
+        return PolicyError(policy=spec, reason=reason)
+
+    parser = SpecParser("policy", "within{depth=1}", {"within": Within}, wrong)
+    assert parser.parse("within") == Within()
+    assert parser.parse("within{depth=none,limit_bytes=2MiB}") == Within(None, 2**21)
+    for policy in (Within(), Within(None, 1000), Within(7, None)):
+        assert parser.parse(spec_text(policy)) == policy
+    for option, wanted in (("depth=deep", "write a whole number"), ("limit_bytes=3", "3 of what")):
+        with pytest.raises(PolicyError, match=wanted):
+            parser.parse(f"within{{{option}}}")
 
 
 def test_a_policy_made_by_hand_is_checked_too():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def module_path(source: str) -> str:
     return inside.removeprefix(".") if name in WHOLE else name + inside
 
 
+@lru_cache(maxsize=1024)  # ops of one line share it, and so do graphs for all sizes
 def source_line(stack: str) -> str:
     """Return `model.py:41`, the innermost line of a stack outside this package; else empty."""
     for found in reversed(list(_LINE.finditer(stack))):
