@@ -86,6 +86,20 @@ def test_the_largest_is_planned_from_its_checked_step(peaks: list[tuple[bool, in
     assert max(peak for _, peak in peaks) <= BUDGET
 
 
+def test_a_plan_that_was_lent_was_made_once() -> None:
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM:
+        call(row(n)).backward()
+    assert backend.engine is not None
+    for status in backend.engine.registry.known():
+        assert (status.planning_seconds > 0) == (status.follows is not None)
+        status.planning_seconds = 2.0
+    spent = backend.report().planning_seconds
+    assert spent is not None
+    assert spent % 2 == 0
+
+
 @contextmanager
 def held_more(nbytes: int) -> Iterator[None]:
     more = torch.zeros(nbytes // 4)

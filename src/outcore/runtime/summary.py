@@ -248,7 +248,7 @@ def _step(planned: Planned, status: GraphStatus, calls: int, share: float) -> Pl
         program=planned.program,
         predicted=planned.predicted,
         in_core=planned.in_core,
-        planning_seconds=planned.planning_seconds,
+        planning_seconds=status.planning_seconds,
         measured=status.measured,
         calls=calls,
         share=share,
