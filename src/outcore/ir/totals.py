@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outcore.ir.once import once_per_trace
 from outcore.ir.problem import Problem
 from outcore.ir.program import Copy, Program, Run, Stream
 from outcore.ir.trace import Trace
@@ -12,6 +13,7 @@ def resident_bytes(problem: Problem) -> int:
     return problem.outside_bytes + borrowed_bytes(problem.trace)
 
 
+@once_per_trace
 def borrowed_bytes(trace: Trace) -> int:
     """Device bytes of what the caller owns."""
     return sum(b.nbytes for b in trace.buffers if b.borrowed)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import budget_for, margin_bytes
 from outcore.ir.memory import crossing_bytes, pause_bytes, peak, private_bytes, reread_bytes
+from outcore.ir.once import once_per_trace
 from outcore.ir.plan import KEEP_ALL
 from outcore.ir.problem import Problem
 from outcore.ir.program import Free, Program, Run
@@ -57,15 +59,16 @@ def together(graphs: Sequence[Taken]) -> int:
 
 def least_together(graphs: Sequence[Sequence[Taken]]) -> int:
     """The smallest `together`, with one of several choices for each graph; 0 if one has none."""
-    works = {each.work_bytes for choices in graphs for each in choices}
-    totals = []
-    for most in works:  # the limit on `work_bytes` of the chosen ones
-        waiting = [
-            [each.waiting_bytes for each in choices if each.work_bytes <= most]
-            for choices in graphs
-        ]
-        if all(waiting):
-            totals.append(most + sum(map(min, waiting)))
+    found = [(each.work_bytes, n, each) for n, choices in enumerate(graphs) for each in choices]
+    waiting: dict[int, int] = {}  # number of a graph -> the least of its choices so far
+    total, totals = 0, []
+    for most, number, each in sorted(found, key=itemgetter(0)):  # the limit on `work_bytes`
+        before = waiting.get(number)
+        least = each.waiting_bytes if before is None else min(before, each.waiting_bytes)
+        waiting[number] = least
+        total += least - (before or 0)
+        if len(waiting) == len(graphs):
+            totals.append(most + total)
     return min(totals, default=0)
 
 
@@ -109,13 +112,13 @@ class Calls:
     def lean(self) -> tuple[Taken, ...]:
         """What a call needs under each lean plan (`policies.lean_plans`), or `program` only."""
         if self.program is not None:
-            return (self.taken(self.program),)
+            return (self.least,)
         return tuple(taken for _, taken in self._lean)
 
     def waiting_bytes(self) -> int:
         """The least bytes held while all calls wait, with one call's results and tangents."""
         least, trace = min(taken.waiting_bytes for taken in self.lean), self.problem.trace
-        return self.number * least + returned_bytes(trace) + _tangent_bytes(trace)
+        return self.number * least + returned_bytes(trace) + _own_tangent_bytes(trace)
 
     @property
     def _least(self) -> tuple[Floor, Taken]:
@@ -212,6 +215,7 @@ class Calls:
         return error
 
 
+@once_per_trace
 def gradient_bytes(trace: Trace) -> int:
     """Bytes of the gradients that a backward call returns."""
     return nbytes_of(trace, trace.gradients)
@@ -235,12 +239,20 @@ def states_bytes(trace: Trace, state_bytes: int, program: Program | None = None)
     return 2 * (len(draws) + bool(draws)) * state_bytes
 
 
-def _tangent_bytes(trace: Trace) -> int:
+@once_per_trace
+def tangent_bytes(trace: Trace) -> int:
+    """Bytes of all tangents."""
+    return nbytes_of(trace, tuple(map(Ref, trace.tangents)))
+
+
+@once_per_trace
+def _own_tangent_bytes(trace: Trace) -> int:
     """Bytes of the tangents that are not borrowed: borrowed ones are counted throughout."""
     buffers = trace.value_buffers(tuple(map(Ref, trace.tangents)))
     return sum(trace.buffers[b].nbytes for b in buffers if not trace.buffers[b].borrowed)
 
 
+@once_per_trace
 def call_tensor_bytes(trace: Trace) -> int:
     """Bytes of a call's inputs and outputs, without parameters and other state of the caller."""
     buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
@@ -248,12 +260,14 @@ def call_tensor_bytes(trace: Trace) -> int:
     return sum(b.nbytes for b in exchanged if b.role not in {Role.PARAM, Role.STATE})
 
 
+@once_per_trace
 def counted_bytes(trace: Trace) -> int:
     """Bytes of all inputs and outputs of a call. Its trace counts them throughout."""
     buffers = trace.value_buffers((tuple(map(Ref, trace.inputs)), trace.outputs))
     return sum(trace.buffers[b].nbytes for b in buffers)
 
 
+@once_per_trace
 def returned_bytes(trace: Trace) -> int:
     """Bytes of what forward returns, without what the caller held before."""
     buffers = trace.value_buffers(trace.outputs)

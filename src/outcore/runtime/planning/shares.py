@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.margin import margin_bytes
@@ -16,7 +16,7 @@ from outcore.ir.once import once_per_trace
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.totals import borrowed_bytes, resident_bytes
-from outcore.ir.trace import Ref, Role, Trace
+from outcore.ir.trace import Role, Trace
 from outcore.runtime.graphs.calls import (
     Calls,
     Taken,
@@ -26,10 +26,12 @@ from outcore.runtime.graphs.calls import (
     nbytes_of,
     returned_bytes,
     states_bytes,
+    tangent_bytes,
     together,
 )
 from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.observations import Bytes
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 
@@ -79,7 +81,7 @@ class Shares:
         states = self.graph.status.planned_for * states_bytes(trace, self.state_bytes)
         outside = external_bytes + states + margin_bytes(budget)
         if trace.boundary == len(trace.ops):  # a backward call without ops has no position
-            outside += between_bytes + nbytes_of(trace, tuple(map(Ref, trace.tangents)))
+            outside += between_bytes + tangent_bytes(trace)
         problem = Problem(
             trace, profile, hardware, budget, outside_bytes=outside, between_bytes=between_bytes
         )
@@ -167,7 +169,7 @@ class Shares:
         external: ExternalMemory,
         calls: int | None = None,
         *,
-        without: PlannedGraph | None = None,
+        alone: Bytes | None = None,
     ) -> tuple[Room, Room]:
         """Room for memory held outside the graph and its calls, in two sizes.
 
@@ -175,17 +177,14 @@ class Shares:
         largest single mix that was seen. Each covers calls as they begin and as they come back.
         `calls`: outstanding calls of this graph, including the one to plan; None: all that it is
         planned for. A graph that runs in-core is part of the external memory that was measured.
-        `without`: a graph whose calls count for nothing that they alone hold.
+        `alone`: what each waiting call of another graph holds and nothing else does; None: as it is
+        known of that graph.
         """
         graph, active, unknown = self.graph, set(self.active), external.returning_bytes
         if graph.observed.met is not None:
             external = replace(external, late_bytes=self.late_bytes())
         number = graph.status.planned_for if calls is None else calls
-        io_bytes = _call_tensor_bytes
-
-        def alone(other: PlannedGraph) -> int:
-            return 0 if other is without else self._alone(hardware, other)
-
+        alone, io_bytes = alone or cache(partial(self._alone, hardware)), _call_tensor_bytes
         called = graph.observed.called.external_bytes(graph, number, active, alone, io_bytes)
         returned = graph.observed.returned.external_bytes(
             graph, number, active, alone, io_bytes, unknown
@@ -228,13 +227,13 @@ class Shares:
         """
         graph, number = self.graph, self.graph.status.planned_for
         trace, active = graph.captured.trace, set(self.active)
-        alone, io_bytes = partial(self._alone, hardware), _call_tensor_bytes
+        alone, io_bytes = cache(partial(self._alone, hardware)), _call_tensor_bytes
         observed = [graph.observed.paused_since]
         if number > 1:
             observed.append(graph.observed.paused)
         each = (mixes.external_bytes(graph, number, active, alone, io_bytes) for mixes in observed)
         paused = max(of_one for _, of_one in each)
-        tangents = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
+        tangents = tangent_bytes(trace)
         return max(0, external.base_bytes + paused - tangents - room.nbytes)
 
     def late_bytes(self) -> int:
@@ -286,20 +285,27 @@ class Shares:
         mine = outside_bytes + borrowed_bytes(trace) + returned_bytes(trace)
         since = external.base_bytes - external.timed_base_bytes
         needed: dict[PlannedGraph, int] = {}
+
+        @cache  # each of these graphs asks it of all others
+        def alone(other: PlannedGraph) -> int:
+            return 0 if other is self.graph else self._alone(hardware, other)
+
         for g in graphs:
             key = g, hardware, since
             if key not in self._needed:
-                self._needed[key] = self._needed_in_all(g, hardware, since)
+                self._needed[key] = self._needed_in_all(g, hardware, since, alone)
             nbytes = self._needed[key]
             if nbytes is not None:
                 needed[g] = nbytes - mine
         return needed
 
-    def _needed_in_all(self, graph: PlannedGraph, hardware: Hardware, since: int) -> int | None:
+    def _needed_in_all(
+        self, graph: PlannedGraph, hardware: Hardware, since: int, alone: Bytes
+    ) -> int | None:
         """What `graph` needs in all, at the least, but for what calls of this graph alone hold.
 
-        `since`: how much more memory is held as steps begin than was as this graph was timed. None
-        if it is not known what the calls of `graph` meet.
+        `since`: how much more memory is held as steps begin than was as this graph was timed;
+        `alone`: as for `rooms`. None if it is not known what the calls of `graph` meet.
         """
         theirs = replace(self, graph=graph)
         planned, profiling = graph.planned, graph.profiling
@@ -315,7 +321,7 @@ class Shares:
         base = max(external.base_bytes, external.timed_base_bytes + since)
         external = replace(external, base_bytes=base)
         trace, number = graph.captured.trace, graph.status.planned_for
-        _, of_one = theirs.rooms(hardware, external, without=self.graph)
+        _, of_one = theirs.rooms(hardware, external, alone=alone)
         least = self._calls(graph, hardware).least
         states = number * states_bytes(trace, self.state_bytes)
         waiting = (number - 1) * least.alone_bytes
@@ -337,10 +343,13 @@ class Shares:
 
     def _tangent_bytes(self, graph: PlannedGraph) -> int:
         """Bytes of the tangents of `graph`, without gradients made by graphs after it."""
-        trace = graph.captured.trace
-        given = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
-        after = (g for g in self.active if graph in g.observed)
-        return max(0, given - sum(_input_gradient_bytes(g.captured.trace) for g in after))
+        given = tangent_bytes(graph.captured.trace)
+        for other in reversed(self.active):  # the graph after it is usually a later one
+            if given <= 0:
+                return 0
+            made = _input_gradient_bytes(other.captured.trace)
+            given -= made if made and graph in other.observed else 0
+        return max(0, given)
 
     def _calls(self, graph: PlannedGraph, hardware: Hardware) -> Calls:
         """The calls of `graph`, by its measured profile if it has one.
@@ -396,12 +405,11 @@ def _most_at_once(late: Mapping[PlannedGraph, int]) -> int:
     if len({g.digest for g in late}) == 1:
         return sum(late.values())
 
-    seen = {g: g.observed.others() for g in late}
-
     def together(one: PlannedGraph, other: PlannedGraph) -> bool:
-        return one.digest == other.digest or one in seen[other] or other in seen[one]
+        return one.digest == other.digest or one in other.observed or other in one.observed
 
-    return max(sum(n for g, n in late.items() if together(g, each)) for each in late)
+    leaving = {g: n for g, n in late.items() if n}  # usually none
+    return max(sum(n for g, n in leaving.items() if together(g, each)) for each in late)
 
 
 def _call_tensor_bytes(graph: PlannedGraph) -> int:
@@ -442,7 +450,12 @@ def kept_bytes(graph: PlannedGraph) -> int:
     """
     if graph.planned is not None:
         return graph.status.planned_for * crossing_bytes(graph.planned.program)
-    trace = graph.captured.trace
+    return graph.status.planned_for * _made_for_backward_bytes(graph.captured.trace)
+
+
+@once_per_trace
+def _made_for_backward_bytes(trace: Trace) -> int:
+    """Bytes of what forward makes and backward reads."""
     made = {b for op in range(trace.boundary) for b in trace.writes[op]}
     used = {b for op in range(trace.boundary, len(trace.ops)) for b in trace.reads[op]}
-    return graph.status.planned_for * sum(trace.buffers[b].nbytes for b in made & used)
+    return sum(trace.buffers[b].nbytes for b in made & used)
