@@ -68,6 +68,8 @@ class Shares:
         default_factory=dict, init=False, repr=False, compare=False
     )
     """Cache for `_needed_in_all`."""
+    _late: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Cache for `late_bytes`: its result, or nothing yet."""
 
     def problem(
         self, hardware: Hardware, profile: Profile, external_bytes: int, between_bytes: int = 0
@@ -242,6 +244,11 @@ class Shares:
         Graphs for different sizes that never wait together are of one network: they add to the same
         gradients, which count once.
         """
+        if not self._late:
+            self._late.append(self._late_bytes())
+        return self._late[0]
+
+    def _late_bytes(self) -> int:
         met = self.graph.observed.most_met
         calls = {g: self._coming(g) for g in self.later}
         calls[self.graph] = self.graph.status.planned_for - 1
