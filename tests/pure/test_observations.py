@@ -195,7 +195,6 @@ def test_the_most_calls_are_those_of_any_mix(noted_mixes: Any, calls: int) -> No
     for i, graph in enumerate(graphs):
         seen = [others.get(i, 0) for _, others, _ in noted_mixes]
         assert mixes.most(graph) == max(seen, default=0)
-        assert (graph in mixes.others()) == any(seen)
     alone = {graph: 10**i for i, graph in enumerate(graphs)}
     most, of_one = external(mixes, alone, calls=calls)
     assert most >= of_one

@@ -126,10 +126,6 @@ class Mixes:
         """The most calls of another graph that were outstanding at once."""
         return self._most.get(ref(graph), 0)
 
-    def others(self) -> set[PlannedGraph]:
-        """The other graphs in the mixes."""
-        return {graph for graph in (each() for each in self._most) if graph is not None}
-
     def before_first(self, graph: PlannedGraph) -> int:
         """Calls of another graph that were outstanding every time that no own call was."""
         return 0 if self._before is None else self._before.get(graph, 0)
@@ -272,10 +268,6 @@ class Observations:
         If calls come back in the order in which they began, each of two graphs has seen the other.
         """
         return bool(self.called.most(graph) or self.returned.most(graph))
-
-    def others(self) -> set[PlannedGraph]:
-        """The graphs that are in these observations."""
-        return self.called.others() | self.returned.others()
 
     def most(self, graph: PlannedGraph) -> int:
         """The most calls of another graph that were outstanding at once."""
