@@ -2,8 +2,8 @@
 
 A spec is a name, and in braces the options that differ from their defaults. What is chosen is a
 dataclass with a name, whose fields are the options. Options are typed: sizes (`..._bytes`) have a
-unit, switches are `true` or `false`, and a `StrEnum` is written as its value. An option that may be
-None is `none` then.
+unit, switches are `true` or `false`, and a `StrEnum` is written as its value. An option that is one
+of these or None may be `none`.
 """
 
 from __future__ import annotations
@@ -111,11 +111,10 @@ class SpecParser(Generic[T]):
 
     def _value(self, spec: str, name: str, kind: type, text: str) -> object:
         """Return one option's value, converted to its type."""
-        kinds = get_args(kind)
-        if NoneType in kinds:
+        if NoneType in get_args(kind):
             if text == _NONE:
                 return None
-            kind = next(each for each in kinds if each is not NoneType)
+            (kind,) = (each for each in get_args(kind) if each is not NoneType)
         try:
             if kind is bool:
                 return _SWITCH[text]

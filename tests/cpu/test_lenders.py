@@ -294,3 +294,60 @@ def test_where_much_is_free_everything_is_kept(peaks: list[tuple[bool, int]]) ->
         gradients(module, call, 13700, 13700)
     assert backend.report().disk_bytes_written > written[-1]
     assert max(peak for _, peak in peaks) <= budget
+
+
+def test_calls_that_wait_together_keep_everything_only_if_all_of_them_can(
+    peaks: list[tuple[bool, int]],
+) -> None:
+    """One call alone needs less than half of the budget, and several more than all of it."""
+    budget = 4 * BUDGET
+    backend = backend_of(budget)
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in STREAM[:7]:
+        torch.stack([call(row(n)) for _ in range(5)]).sum().backward()
+    written = backend.report().disk_bytes_written
+    torch.stack([call(row(14200)) for _ in range(5)]).sum().backward()
+    assert backend.report().disk_bytes_written > written
+    assert max(peak for _, peak in peaks) <= budget
+
+
+def test_more_calls_than_ever_wait(peaks: list[tuple[bool, int]]) -> None:
+    module, budget = Pair(), 5 * BUDGET
+    backend = backend_of(budget)
+    plain = torch.compile(module, backend="aot_eager", dynamic=True)
+    call = torch.compile(module, backend=backend, dynamic=True)
+
+    def often(once: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *given: torch.stack([once(*given) for _ in range(6)]).sum()
+
+    expected = gradients(module, often(plain), 13600, 13600)  # not while a step is metered
+    for n in STREAM[:6]:
+        gradients(module, call, n, n)
+    written = backend.report().disk_bytes_written
+    gradients(module, call, 13700, 13700)
+    assert backend.report().disk_bytes_written == written, "everything is kept"
+    assert all(map(torch.equal, gradients(module, often(call), 13600, 13600), expected))
+    assert backend.report().disk_bytes_written > written
+    assert max(peak for _, peak in peaks) <= budget
+
+
+class Repeated(nn.Module):
+    """A graph that saves little, and one after it that needs most of the budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.rand(()) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = torch.sigmoid(x * scale)
+        torch._dynamo.graph_break()
+        return torch.sin(x.repeat(8, 1) * self.scales[0]).sum()
+
+
+def test_what_comes_after_finds_room_without_a_disk() -> None:
+    budget = 20 * max(STREAM) * 4
+    backend = Backend(budget=budget, disk_budget=0, strict=True)
+    call = torch.compile(Repeated(), backend=backend, dynamic=True)
+    for n in STREAM:
+        call(row(n)).backward()

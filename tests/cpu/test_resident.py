@@ -177,6 +177,39 @@ def test_what_comes_while_objects_are_hidden_is_found_once_they_are_back() -> No
         assert counted(elsewhere) == before + 8000 * number
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        ("collect 0", "make", "hide"),
+        ("collect 1", "make", "hide"),
+        ("make", "hide", "collect 1"),
+        ("collect 2", "make", "hide", "collect 1"),
+        ("collect 1", "count", "make", "hide", "collect 1"),
+        ("collect 1", "collect 1", "count", "collect 1", "make", "hide"),
+        ("make", "hide", "make", "collect 1", "hide", "make"),
+    ],
+)
+def test_what_was_hidden_for_a_while_is_found(events: tuple[str, ...]) -> None:
+    elsewhere, held = Elsewhere(), list[Tensor]()
+    gc.collect()
+    before = counted(elsewhere)
+    gc.collect(1)
+    counted(elsewhere)
+    for event in events:
+        if event == "make":
+            held.append(torch.ones(1000))
+        elif event == "hide":
+            gc.freeze()
+            gc.unfreeze()
+        elif event == "count":
+            counted(elsewhere)
+        else:
+            gc.collect(int(event[-1]))
+    for _ in range(3):
+        assert counted(elsewhere) == before + 4000 * len(held)
+        gc.collect(1)
+
+
 def test_objects_are_visited_once_while_no_tensor_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = visits(monkeypatch)
     elsewhere, held = Elsewhere(), [torch.ones(1000)]

@@ -1,6 +1,7 @@
 """memory: the bytes that a program holds at each position, peaks, limits, and the pause."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -27,11 +28,14 @@ from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Alloc, Free, Instruction, Program, Run, Slot, Stream
 from outcore.ir.text import parse
+from outcore.ir.totals import resident_bytes
 from outcore.ir.trace import Donation, Phase, Ref, Role, Trace
 from outcore.ir.verify import verify_trace
 from outcore.ir.verify_program import verify_program
 from outcore.lower import lower
-from tests.pure.building import TraceBuilder
+from outcore.runtime.budget.whole_steps import LATEST, WholeSteps
+from outcore.runtime.graphs.calls import whole
+from tests.pure.building import TraceBuilder, small_problem
 from tests.pure.strategies import planned, problems, small_hardware
 
 TRACE = """
@@ -287,3 +291,28 @@ def test_what_stays_for_another_backward_call_is_what_is_not_freed(data: st.Data
     assert retained_bytes(drawn, program) == more
     arguments = sum(program.slots[slot].nbytes for slot in program.arguments)
     assert 0 <= more <= crossing_bytes(program) + arguments
+
+
+@given(problems())
+def test_a_whole_call_needs_no_more_than_its_buffers_say(problem):
+    program, taken = lower(problem, KEEP_ALL), whole(problem.trace)
+    unknown = Profile.unknown(len(problem.trace.ops))
+    unmeasured = replace(problem, profile=unknown, between_bytes=0)
+    needed = peak(unmeasured, program, Tier.DEVICE).nbytes - resident_bytes(problem)
+    assert needed <= taken.peak_bytes
+    assert crossing_bytes(program) <= taken.waiting_bytes <= taken.peak_bytes
+
+
+def test_a_whole_step_is_all_that_waits_and_what_one_call_needs_beyond():
+    steps, call = WholeSteps(), small_problem().trace
+    alone = whole(call)
+    assert steps.nbytes == 0
+    for calls in (3, 1, 2):
+        steps.begin()
+        for _ in range(calls):
+            steps.call(call)
+        assert steps.nbytes == alone.by(3)
+    for _ in range(LATEST + 1):
+        steps.begin()
+        steps.call(call)
+    assert steps.nbytes == alone.by(1), "older steps are forgotten"

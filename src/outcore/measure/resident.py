@@ -79,16 +79,15 @@ class Elsewhere:
     visit. Only collections of the oldest generation change its order. After those, all objects of
     the process are visited, which takes a tenth of a second in a large one.
 
-    `gc.unfreeze` puts objects behind those that came before it. So what came since the visit before
-    it may be found no sooner than after such a collection.
+    `gc.unfreeze` changes the order, too: it puts objects behind those that came before it.
     """
 
     def __init__(self) -> None:
         self._moves = Moves()
         """The collector's counts at the last visit."""
-        self._anchor: object = None
-        """An object in the oldest generation at the last visit; None: visit all objects there."""
-        self._mark: tuple[object, Moves] = [], _moves()
+        self._anchor: torch.Tensor | None = None
+        """In the oldest generation at the last visit; None: visit all objects there."""
+        self._mark = _new_mark()
         """The next anchor, and the collector's counts when it was made."""
         self._found: dict[int, Any] = {}
         """Weak references to the storages, each once, by their identity."""
@@ -137,20 +136,29 @@ class Elsewhere:
 
         Call it while the collector is paused. Another thread may collect nevertheless.
         """
-        if moves == self._moves:
-            known = _known_tensors(YOUNG)
-        elif not moves.appended_since(self._moves):
-            known = _known_tensors(ALL)
-        else:
-            known = _known_tensors(YOUNG) + _of_generation(OLDEST, self._anchor)
+        mark, made = self._mark
+        known = self._after_anchor(moves)
+        if not any(each is mark for each in known):  # it was put before the anchor
+            known, self._anchor, self._mark = _known_tensors(ALL), None, _new_mark()
+        elif moves != made:  # a collection has moved it to the oldest generation
+            self._anchor, self._mark = mark, _new_mark()
+        self._moves = moves
         if moves != _moves():
             self._moves, self._anchor = Moves(), None
-            return known
-        mark, made = self._mark
-        if moves != made:  # a collection has moved it to the oldest generation
-            self._anchor, self._mark = mark, ([], _moves())
-        self._moves = moves
         return known
+
+    def _after_anchor(self, moves: Moves) -> list[torch.Tensor]:
+        """The tensors in young generations, and those that objects were moved to since."""
+        if moves == self._moves:
+            return _known_tensors(YOUNG)
+        if not moves.appended_since(self._moves):
+            return _known_tensors(ALL)
+        return _known_tensors(YOUNG) + _of_generation(OLDEST, self._anchor)
+
+
+def _new_mark() -> tuple[torch.Tensor, Moves]:
+    """A tensor by which to know what is new, and the collector's counts when it was made."""
+    return torch.empty(0, device="meta"), _moves()
 
 
 class Moves(NamedTuple):
@@ -158,8 +166,9 @@ class Moves(NamedTuple):
 
     appending: int = -1
     """By collections that append them."""
-    others: int = -1
-    """By collections that change the order there."""
+    others: tuple[int, ...] = ()
+    """By collections that change the order there, and a number that `gc.freeze` changes if there
+    were others since the last of these."""
 
     def appended_since(self, earlier: Moves) -> bool:
         """Whether objects were moved since then, and all of them follow what was there."""
@@ -170,8 +179,8 @@ def _moves() -> Moves:
     """The counts as they are now."""
     counts = [generation["collections"] for generation in gc.get_stats()]
     if sys.version_info >= (3, 14):  # each collection moves some
-        return Moves(0, sum(counts))
-    return Moves(counts[1], counts[2])
+        return Moves(0, tuple(counts))
+    return Moves(counts[1], (counts[2], counts[1] - gc.get_count()[2]))
 
 
 def _extents(given: Iterable[torch.Tensor | torch.UntypedStorage]) -> Iterator[tuple[int, int]]:

@@ -140,16 +140,20 @@ class Contention:
         return bool(lent)
 
     def keep_less(self) -> bool:
-        """Stop graphs without backward calls from keeping everything (`Keeping`).
+        """Stop graphs without a plan from keeping everything.
 
-        Returns False if no graph does.
+        Those without backward calls (`Keeping`), and those of which no size returns. Returns False
+        if no graph does.
         """
-        profiled = [g for g in self._registry.graphs if g.may_keep and g.profiling is not None]
-        keeping = [g for g in profiled if g.profiling and g.profiling.keeping is not None]
+        registry = self._registry
+        profiled = [(g, g.profiling) for g in registry.graphs if g.profiling is not None]
+        keeping = [g for g, profiling in profiled if g.may_keep and profiling.keeping is not None]
         for graph in keeping:
             graph.may_keep = False
             self._metering.forget_peak()
-        return bool(keeping)
+        kept = registry.keeps and any(profiling.keeps for _, profiling in profiled)
+        registry.keeps &= not kept
+        return bool(keeping) or kept
 
     def _ask(self, graph: PlannedGraph, error: OutcoreError) -> bool:
         """Ask the planned graph that holds the most while `graph` runs to leave what is lacking.

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from outcore.errors import OutcoreError
 from outcore.ir.margin import margin_bytes
+from outcore.ir.program import Program
 from outcore.runtime.budget.growth import Growth
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
@@ -44,7 +45,9 @@ class Lenders:
         self._refused: dict[Origin, int] = {}
         """Origin -> external bytes for which no plan was found last."""
 
-    def lent(self, graph: PlannedGraph, inputs: Sequence[Any]) -> tuple[Planned, int] | None:
+    def lent(
+        self, graph: PlannedGraph, inputs: Sequence[Any], kept: Program | None = None
+    ) -> tuple[Planned, int] | None:
         """The plan that the same graph has for larger sizes, for those of `graph`.
 
         With the most external bytes with which its checked steps fit. None if there is no such
@@ -53,8 +56,9 @@ class Lenders:
         calls are repeated.
 
         If calls of others begin while calls of the graph wait, plans from checked steps alone are
-        lent only if such calls hold no more than under the floor program: it is not known which
-        sizes come next, and how much room they need. Raises InfeasibleError if not even that fits.
+        lent only if such calls hold no more than under the floor program, or `kept` if that is
+        given (`Plans.keeping_program`): it is not known which sizes come next, and how much room
+        they need. Raises InfeasibleError if not even the floor program fits.
         """
         given, registry = self._settings.given, self._registry
         self._shared.update(g.origin for g in registry.outstanding(graph) if g.origin is not None)
@@ -64,7 +68,7 @@ class Lenders:
         lender = self._planned(graph) or self._planned_from_checks(graph, inputs)
         while lender is not None and lender.planned is not None:
             bounded = lender.planned.early and graph.origin in self._shared
-            found = self._plans.lent(graph, inputs, lender.planned, as_profiled=bounded)
+            found = self._plans.lent(graph, inputs, lender.planned, as_profiled=bounded, kept=kept)
             if found is not None:
                 lender.lent_in = registry.steps.number
                 return found

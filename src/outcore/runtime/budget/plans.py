@@ -119,22 +119,15 @@ class Plans:
     ) -> tuple[Program, int]:
         """The program for profiled steps, and the most external bytes with which it fits.
 
-        If there are graphs for several other sizes, hardly any size may return. Then this program
-        runs for good, so it keeps everything if there is plenty of room (`Programs.keeping`).
         Raises InfeasibleError if even the leanest program does not fit the budget.
         """
         collected, known = False, self._workspaces(graph)
-        keeps = self._registry.sizes_beside(graph) >= MANY_SIZES and not leanest
         while True:
             budget = self._settings.budget_bytes
             self._driver.bound_memory(self._residency.resident_bytes, budget)
             own = sum(store.private_bytes for store in self._registry.stores.of(graph))
             resident = own + self._residency.external_bytes(graph, inputs)
             shares = replace(self._shares(graph), held=self._held_unplanned())
-            if keeps:
-                program, most = self.planner.programs.keeping(shares, resident, known)
-                if resident <= most:
-                    return program, most
             try:
                 with naming_the_rank():
                     return self.planner.programs.floor(shares, resident, known, leanest=leanest)
@@ -143,6 +136,28 @@ class Plans:
                     raise
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
+
+    def keeping_program(
+        self, graph: PlannedGraph, inputs: Sequence[Any]
+    ) -> tuple[Program, int] | None:
+        """The program that keeps everything in profiled steps, if there is plenty of room.
+
+        With the most external bytes to run it with. None unless there are graphs for several other
+        sizes: hardly any size may return then, so this would run for good. None if a whole step
+        with everything kept needs more than half of the budget (`Programs.keeping`).
+        """
+        registry = self._registry
+        if not registry.keeps or registry.sizes_beside(graph) < MANY_SIZES:
+            return None
+        step_bytes = registry.whole_steps.nbytes
+        if step_bytes > self._settings.budget_bytes // 2:
+            return None
+        external = self._residency.external_bytes(graph, inputs)
+        held = external - self._residency.others_bytes(graph)
+        program, spare = self.planner.programs.keeping(
+            self._shares(graph), held, step_bytes, self._workspaces(graph)
+        )
+        return None if spare < 0 else (program, external + spare)
 
     def _held_unplanned(self) -> dict[Tier, int]:
         """What calls of graphs without a plan hold in the outer tiers."""
@@ -191,18 +206,20 @@ class Plans:
         lender: Planned,
         *,
         as_profiled: bool = False,
+        kept: Program | None = None,
     ) -> tuple[Planned, int] | None:
         """The plan `lender`, that of the same graph for larger sizes, for those of `graph`.
 
         With the most external bytes with which its checked steps fit. None if they do not fit
         beside what is held now. `as_profiled`: calls may hold no more while they wait than if they
-        were profiled without it. Raises InfeasibleError if not even the floor program fits then.
+        were profiled without it: with `kept` (`keeping_program`) if given, else with the floor
+        program. Raises InfeasibleError if not even that fits then.
         """
-        floor, leaving = None, 0
-        if as_profiled:
+        floor = kept if as_profiled else None
+        if as_profiled and kept is None:
             floor, _ = self.floor_program(graph, inputs, leanest=False)
-        elif any(each.status.kind != graph.status.kind for each in self._registry.graphs):
-            leaving = lender.left_bytes
+        others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
+        leaving = lender.left_bytes if others and floor is not kept else 0
         larger, trace = lender.problem.trace, graph.captured.trace
         profile = scaled(lender.problem.profile, larger, trace, on_cpu=self._on_cpu)
         make = partial(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from weakref import ref
 
 from outcore.runtime.budget.steps import Steps
+from outcore.runtime.budget.whole_steps import WholeSteps
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin
 from outcore.runtime.graphs.status import GraphStatus
@@ -32,6 +33,10 @@ class Registry:
         self.without_loans: set[Origin] = set()
         """Origins of graphs that run no plan for larger sizes any more: graphs after them in the
         step found no room."""
+        self.keeps = True
+        """Whether steps that hardly need half of the budget may keep everything although no size
+        returns. False once a call found no room."""
+        self.whole_steps = WholeSteps()
         self._entries: list[tuple[ref[PlannedGraph], GraphStatus]] = []
         """(graph, its status), in order of capture."""
 
@@ -155,6 +160,9 @@ class Registry:
                 status.history.forget(self.steps.number)
             begins = True
         self.steps.call(begins=begins)
+        if begins:
+            self.whole_steps.begin()
+        self.whole_steps.call(caller.captured.trace)
         if caller.planned is None:
             caller.status.place = self._place(caller)
         caller.status.history.called(self.steps.number)

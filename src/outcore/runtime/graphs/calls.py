@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from operator import itemgetter
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
+from outcore.ir.liveness import liveness
 from outcore.ir.margin import budget_for, margin_bytes
 from outcore.ir.memory import crossing_bytes, pause_bytes, peak, private_bytes, reread_bytes
 from outcore.ir.once import once_per_trace
@@ -213,6 +215,26 @@ class Calls:
         waiting = f"up to {self.number} calls of this graph are outstanding at once"
         error.add_note(f"outcore: {waiting} (their backward has not run); all of them are counted")
         return error
+
+
+@once_per_trace
+def whole(trace: Trace) -> Taken:
+    """The most that a call needs with everything kept, its results and gradients included.
+
+    Workspaces and what the caller owns are left out. What the caller hands over counts throughout.
+    """
+    live, changes, waiting = liveness(trace), [0] * (len(trace.ops) + 1), 0
+    for buffer, uses in zip(trace.buffers, live.uses, strict=True):
+        if buffer.borrowed:
+            continue
+        given = live.producer[buffer.id] is None
+        held = given or live.held[buffer.id]
+        changes[0 if given else uses[0]] += buffer.nbytes
+        if not held:
+            changes[uses[-1] + 1] -= buffer.nbytes
+        if held or uses[0] < trace.boundary <= uses[-1]:
+            waiting += buffer.nbytes
+    return Taken(max(waiting, *accumulate(changes)), waiting)
 
 
 @once_per_trace

@@ -113,6 +113,9 @@ class Profiling:
     timed_steps: int = 0
     """Timed backward calls so far, since `again` if that was called: several in a step if the graph
     is called several times."""
+    keeps: bool = False
+    """Whether the program keeps everything because there is plenty of room
+    (`Plans.keeping_program`)."""
     keeping: Keeping | None = None
     """What runs once nobody differentiates the graph; None before."""
 

@@ -17,6 +17,7 @@ from outcore.ir.memory import held_bytes, peak, staging_needed
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
+from outcore.ir.totals import resident_bytes as held_in_all
 from outcore.ir.trace import Trace
 from outcore.lower import lower_without_overlap
 from outcore.policies import Policy, floor_plan, leanest_plan
@@ -85,23 +86,22 @@ class Programs:
     def keeping(
         self,
         shares: Shares,
-        resident_bytes: int,
+        held_bytes: int,
+        step_bytes: int,
         workspace_bytes: Sequence[int] | None = None,
-        *,
-        checked: bool = True,
     ) -> tuple[Program, int]:
-        """The program that keeps everything, and the most external bytes to run it with.
+        """The program that keeps everything, and what is left of half of the budget then.
 
-        Half of the budget is left for workspaces, of which not all are known, and for other graphs.
-        `workspace_bytes`: those that are; `checked`: calls hold `checked_bytes`, too.
+        `held_bytes`: what is held besides steps; `step_bytes`: what a whole step needs with
+        everything kept; `workspace_bytes`: the call's workspaces, if they are known. The other half
+        is for workspaces that are not known, and for larger steps.
         """
-        problem = self._unmeasured(shares, resident_bytes)
-        if workspace_bytes is not None:
-            profile = replace(problem.profile, workspace_bytes=tuple(workspace_bytes))
-            problem = replace(problem, profile=profile)
+        captured, problem = shares.graph.captured, self._unmeasured(shares, held_bytes)
         program = self._solver.kept(problem)
-        needed = self._needed_bytes(shares, problem, program, checked=checked)
-        return program, resident_bytes + problem.budget_bytes // 2 - needed
+        needed = held_in_all(problem) + step_bytes + max(workspace_bytes or (), default=0)
+        gone, overwritten = shares.graph.gone, captured.overwritten
+        needed += checked_bytes(captured.trace, program, gone, overwritten)
+        return program, problem.budget_bytes // 2 - needed
 
     @gc_paused()
     def lean(
@@ -136,35 +136,33 @@ class Programs:
     ) -> tuple[Program, int]:
         """The program for calls that nobody differentiates, and the most external bytes with it.
 
-        It keeps everything if there is room (`keeping`). If not, it recomputes in backward: a
+        It keeps everything if that fits in half of the budget; the other half is left for
+        workspaces, which are not known, and for other graphs. If not, it recomputes in backward: a
         forward call takes no longer for it, and leaves less. That has to fit in the whole budget,
         and a forward call may need no more than with `profiled`, the program of profiled steps, so
-        that as much is left for workspaces.
+        that as much is left for workspaces. `checked`: calls hold `checked_bytes`, too.
         """
-        program, external = self.keeping(shares, resident_bytes, checked=checked)
+        captured, gone = shares.graph.captured, shares.graph.gone
         problem = self._unmeasured(shares, resident_bytes)
+
+        def needed_bytes(program: Program) -> int:
+            needed = peak(problem, program, Tier.DEVICE).nbytes
+            if checked:
+                needed += checked_bytes(problem.trace, program, gone, captured.overwritten)
+            return needed
+
+        program = self._solver.kept(problem)
+        spare = problem.budget_bytes // 2 - needed_bytes(program)
         most = _forward_peak_bytes(problem, profiled)
-        for policy in _RECOMPUTING if external < resident_bytes else ():
+        for policy in _RECOMPUTING if spare < 0 else ():
             with contextlib.suppress(InfeasibleError):
                 plan = policy.plan(problem)
                 again = lower_without_overlap(problem, plan)
                 if _forward_peak_bytes(problem, again) <= most:
-                    needed = self._needed_bytes(shares, problem, again, checked=checked)
-                    program, external = again, resident_bytes + problem.budget_bytes - needed
-            if external >= resident_bytes:
+                    program, spare = again, problem.budget_bytes - needed_bytes(again)
+            if spare >= 0:
                 break
-        return program, external
-
-    def _needed_bytes(
-        self, shares: Shares, problem: Problem, program: Program, *, checked: bool
-    ) -> int:
-        """The peak of a call, with `checked_bytes` if it is `checked`."""
-        needed = peak(problem, program, Tier.DEVICE).nbytes
-        if checked:
-            graph = shares.graph
-            overwritten = graph.captured.overwritten
-            needed += checked_bytes(problem.trace, program, graph.gone, overwritten)
-        return needed
+        return program, resident_bytes + spare
 
     def _unmeasured(self, shares: Shares, resident_bytes: int) -> Problem:
         profile = Profile.unknown(len(shares.graph.captured.trace.ops))
