@@ -219,7 +219,8 @@ class Plans:
         if as_profiled and kept is None:
             floor, _ = self.floor_program(graph, inputs, leanest=False)
         others = any(each.status.kind != graph.status.kind for each in self._registry.graphs)
-        leaving = lender.left_bytes if others and floor is not kept else 0
+        keeps = as_profiled and kept is not None
+        leaving = lender.left_bytes if others and not keeps else 0
         larger, trace = lender.problem.trace, graph.captured.trace
         profile = scaled(lender.problem.profile, larger, trace, on_cpu=self._on_cpu)
         make = partial(
