@@ -201,7 +201,7 @@ class Asked:
         self.execution: Any = SimpleNamespace(planned=self, trial=None)
         self.planned = self
         graph: Any = self
-        registry: Any = SimpleNamespace(graphs=[], active=lambda: [graph])
+        registry: Any = SimpleNamespace(graphs=[], active=lambda: [graph], keeps=True)
         plans: Any = SimpleNamespace(leaving_more=self.leaving_more)
         self.contention = Contention(registry, registry, plans)
 
