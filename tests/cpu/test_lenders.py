@@ -16,6 +16,7 @@ from outcore.errors import HostMemoryError, InfeasibleError
 from outcore.execute.arena import own_arena
 from outcore.runtime import by_size
 from outcore.runtime.budget.plans import Plans
+from outcore.runtime.conduct.first_steps import AGAIN
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
@@ -58,6 +59,13 @@ def lent(backend: Backend) -> list[bool]:
     """For each graph, whether its checked steps run a plan for larger sizes."""
     assert backend.engine is not None
     return [graph.status.lent is not None for graph in backend.engine.graphs]
+
+
+def kept(backend: Backend) -> list[bool]:
+    """For the two graphs that were made last, whether checked steps keep everything."""
+    assert backend.engine is not None
+    profiled = [graph.profiling for graph in backend.engine.graphs[-2:]]
+    return [profiling is not None and profiling.keeps for profiling in profiled]
 
 
 def is_predicted(backend: Backend) -> bool:
@@ -338,11 +346,12 @@ class Repeated(nn.Module):
         super().__init__()
         self.scales = nn.ParameterList(torch.rand(()) for _ in range(6))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         for scale in self.scales:
             x = torch.sigmoid(x * scale)
         torch._dynamo.graph_break()
-        return torch.sin(x.repeat(8, 1) * self.scales[0]).sum()
+        y = x if y is None else y * x.mean()
+        return torch.sin(y.repeat(8, 1) * self.scales[0]).sum()
 
 
 def test_what_comes_after_finds_room_without_a_disk() -> None:
@@ -351,3 +360,31 @@ def test_what_comes_after_finds_room_without_a_disk() -> None:
     call = torch.compile(Repeated(), backend=backend, dynamic=True)
     for n in STREAM:
         call(row(n)).backward()
+
+
+def test_larger_sizes_than_ever_are_taken_to_need_as_much_more() -> None:
+    budget = 120 * max(STREAM) * 4
+    backend = Backend(budget=budget, disk_budget=0, strict=True)
+    call = torch.compile(Repeated(), backend=backend, dynamic=True)
+    for n in STREAM[:6]:
+        call(row(n)).backward()
+    assert kept(backend) == [True, True]
+    call(row(3 * max(STREAM))).backward()
+    assert kept(backend) == [False, False]
+
+
+def test_nothing_is_kept_once_a_call_found_no_room() -> None:
+    """The later graph has sizes of its own. It never needed as much before."""
+    budget = 120 * max(STREAM) * 4
+    backend = Backend(budget=budget, disk_budget=0, strict=True)
+    call = torch.compile(Repeated(), backend=backend, dynamic=True)
+    for n in STREAM[:6]:
+        call(row(n), row(n - 1)).backward()
+    assert kept(backend) == [True, True]
+    large = row(32 * max(STREAM) // 5)
+    with pytest.raises(InfeasibleError) as caught:
+        call(row(13700), large)
+    assert AGAIN in caught.value.__notes__
+    del caught  # it holds what the call made
+    call(row(13600), large).backward()
+    assert kept(backend) == [False, False]

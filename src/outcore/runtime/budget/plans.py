@@ -144,12 +144,16 @@ class Plans:
 
         With the most external bytes to run it with. None unless there are graphs for several other
         sizes: hardly any size may return then, so this would run for good. None if a whole step
-        with everything kept needs more than half of the budget (`Programs.keeping`).
+        with everything kept needs more than half of the budget (`Programs.keeping`). Larger sizes
+        than ever are taken to need as much more in the whole step.
         """
         registry = self._registry
         if not registry.keeps or registry.sizes_beside(graph) < MANY_SIZES:
             return None
-        step_bytes = registry.whole_steps.nbytes
+        alike = (g for g in registry.graphs if g.origin == graph.origin and g is not graph)
+        known = max(total_bytes(g.captured.trace) for g in alike)
+        growth = max(1.0, total_bytes(graph.captured.trace) / max(1, known))
+        step_bytes = int(registry.whole_steps.nbytes * growth)
         if step_bytes > self._settings.budget_bytes // 2:
             return None
         external = self._residency.external_bytes(graph, inputs)
