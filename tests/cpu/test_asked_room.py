@@ -201,7 +201,9 @@ class Asked:
         self.execution: Any = SimpleNamespace(planned=self, trial=None)
         self.planned = self
         graph: Any = self
-        registry: Any = SimpleNamespace(graphs=[], active=lambda: [graph], keeps=True)
+        registry: Any = SimpleNamespace(
+            graphs=[], active=lambda: [graph], outstanding=lambda _: {}, keeps=True
+        )
         plans: Any = SimpleNamespace(leaving_more=self.leaving_more)
         self.contention = Contention(registry, registry, plans)
 

@@ -306,13 +306,14 @@ def test_a_whole_call_needs_no_more_than_its_buffers_say(problem):
 def test_a_whole_step_is_all_that_waits_and_what_one_call_needs_beyond():
     steps, call = WholeSteps(), small_problem().trace
     alone = whole(call)
-    assert steps.nbytes == 0
-    for calls in (3, 1, 2):
+    assert steps.current_bytes == steps.latest_bytes == 0
+    for calls, most in ((3, 0), (1, 3), (2, 3), (4, 3)):
         steps.begin()
         for _ in range(calls):
             steps.call(call)
-        assert steps.nbytes == alone.by(3)
+        assert steps.current_bytes == alone.by(calls)
+        assert steps.latest_bytes == (alone.by(most) if most else 0)
     for _ in range(LATEST + 1):
         steps.begin()
         steps.call(call)
-    assert steps.nbytes == alone.by(1), "older steps are forgotten"
+    assert steps.latest_bytes == alone.by(1), "older steps are forgotten"

@@ -76,10 +76,9 @@ class Elsewhere:
 
     A new tensor is in a young generation of the garbage collector, unless the collector has moved
     objects to the oldest one. It appends them there, so they follow what was there at the last
-    visit. Only collections of the oldest generation change its order. After those, all objects of
-    the process are visited, which takes a tenth of a second in a large one.
-
-    `gc.unfreeze` changes the order, too: it puts objects behind those that came before it.
+    visit. Collections of the oldest generation change its order, and `gc.unfreeze` puts old objects
+    behind new ones. After these, all objects of the process are visited, which takes a tenth of a
+    second in a large one.
     """
 
     def __init__(self) -> None:

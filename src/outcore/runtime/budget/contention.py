@@ -50,7 +50,7 @@ class Contention:
                 more = execution.planned.external_bytes + still
                 status.refused.external_bytes = inf if still < lacking else more
             except OutcoreError as error:  # the report says so, unless there is more room soon
-                if self.keep_less():
+                if self.keep_less(graph):
                     return execution
                 self._ask(graph, error)
                 status.refused.external_bytes = planned.external_bytes + lacking
@@ -122,7 +122,7 @@ class Contention:
 
         Returns False if none can.
         """
-        return self.keep_less() or self._lend_nothing(graph) or self._ask(graph, error)
+        return self.keep_less(graph) or self._lend_nothing(graph) or self._ask(graph, error)
 
     def _lend_nothing(self, graph: PlannedGraph) -> bool:
         """Have graphs that are checked under a lent plan before `graph` run the floor program.
@@ -139,19 +139,20 @@ class Contention:
             self._registry.without_loans.update(filter(None, [each.origin]))
         return bool(lent)
 
-    def keep_less(self) -> bool:
-        """Stop graphs without a plan from keeping everything.
+    def keep_less(self, graph: PlannedGraph) -> bool:
+        """Stop graphs without a plan from keeping everything: `graph` found no room.
 
-        Those without backward calls (`Keeping`), and those of which no size returns. Returns False
-        if no graph does.
+        Those without backward calls (`Keeping`), and others whose calls wait (`Registry.keeps`).
+        Returns False if no graph does.
         """
         registry = self._registry
         profiled = [(g, g.profiling) for g in registry.graphs if g.profiling is not None]
         keeping = [g for g, profiling in profiled if g.may_keep and profiling.keeping is not None]
-        for graph in keeping:
-            graph.may_keep = False
+        for each in keeping:
+            each.may_keep = False
             self._metering.forget_peak()
-        kept = registry.keeps and any(profiling.keeps for _, profiling in profiled)
+        waiting = registry.outstanding(graph)
+        kept = registry.keeps and any(p.keeps for g, p in profiled if g in waiting)
         registry.keeps &= not kept
         return bool(keeping) or kept
 

@@ -57,7 +57,7 @@ class Lenders:
 
         If calls of others begin while calls of the graph wait, plans from checked steps alone are
         lent only if such calls hold no more than under the floor program, or `kept` if that is
-        given (`Plans.keeping_program`): it is not known which sizes come next, and how much room
+        given (`Plans.most_beside_all`): it is not known which sizes come next, and how much room
         they need. Raises InfeasibleError if not even the floor program fits.
         """
         given, registry = self._settings.given, self._registry
@@ -65,42 +65,43 @@ class Lenders:
         refused = graph.origin in registry.without_loans
         if refused or given.file is not None or given.rules or graph.status.at_once.expected > 1:
             return None
-        lender = self._planned(graph) or self._planned_from_checks(graph, inputs)
+        lender = self._planned(graph, kept) or self._planned_from_checks(graph, inputs, kept)
         while lender is not None and lender.planned is not None:
             bounded = lender.planned.early and graph.origin in self._shared
             found = self._plans.lent(graph, inputs, lender.planned, as_profiled=bounded, kept=kept)
             if found is not None:
                 lender.lent_in = registry.steps.number
                 return found
-            lender = self._with_more_room(lender, lender.planned, graph, inputs)
+            lender = self._with_more_room(lender, lender.planned, graph, inputs, kept)
         return None
 
-    def _planned(self, graph: PlannedGraph) -> PlannedGraph | None:
+    def _planned(self, graph: PlannedGraph, kept: Program | None) -> PlannedGraph | None:
         """The graph with a plan for the smallest sizes that are large enough for `graph`."""
         needed = total_bytes(graph.captured.trace)
         planned = [
             (nbytes, each)
             for each in self._alike(graph)
             if each.planned is not None
-            and self._lends(each, each.planned)
+            and self._lends(each, each.planned, kept)
             and each.planned.calls == 1
             and each.planned.retaining_bytes is None
             and (nbytes := total_bytes(each.captured.trace)) >= needed
         ]
         return _first_that_covers(sorted(planned, key=itemgetter(0)), graph)
 
-    def _lends(self, graph: PlannedGraph, planned: Planned) -> bool:
+    def _lends(self, graph: PlannedGraph, planned: Planned, kept: Program | None) -> bool:
         """Whether to lend the plan of a graph.
 
         A plan from checked steps is lent by the graph that it was made for. Where it has to be
-        bounded, it is lent only if it is.
+        bounded, it is lent only if it is, and by the floor program unless there is `kept`.
         """
         if not planned.early:
             return True
-        return graph in self._checked and (planned.bounded or graph.origin not in self._shared)
+        bounded = planned.bounded or graph.origin not in self._shared
+        return bounded and self._shown(graph, kept) is not None
 
     def _planned_from_checks(
-        self, graph: PlannedGraph, inputs: Sequence[Any]
+        self, graph: PlannedGraph, inputs: Sequence[Any], kept: Program | None
     ) -> PlannedGraph | None:
         """The graph for the largest sizes, with a new plan from what its checked steps showed.
 
@@ -113,12 +114,12 @@ class Lenders:
         checked = [
             (total_bytes(each.captured.trace), each)
             for each in self._alike(graph)
-            if self._shown(each) is not None
+            if self._shown(each, kept) is not None
             and each.status.at_once.expected == 1
             and not each.status.retained
         ]
         lender = _first_that_covers(sorted(checked, key=itemgetter(0), reverse=True), graph)
-        shown = None if lender is None else self._shown(lender)
+        shown = None if lender is None else self._shown(lender, kept)
         if lender is None or shown is None:
             return None
         base_bytes = self._residency.base_bytes(graph, inputs)
@@ -141,17 +142,29 @@ class Lenders:
         self._refused[origin] = base_bytes
         return None
 
-    def _shown(self, graph: PlannedGraph) -> Profiling | None:
-        """What checked steps of a graph showed, if it can be planned from that; else None."""
+    def _shown(self, graph: PlannedGraph, kept: Program | None) -> Profiling | None:
+        """What checked steps of a graph showed, if it can be planned from that; else None.
+
+        Where plans have to be bounded, those steps must not have kept everything, unless there is
+        `kept`.
+        """
         planned, profiling = graph.planned, graph.profiling
         if planned is not None:
-            return self._checked.get(graph) if planned.early else None
-        if profiling is None or profiling.lent is not None:
+            profiling = self._checked.get(graph) if planned.early else None
+        elif profiling is not None and profiling.lent is not None:
             return None
-        return None if profiling.checked_workspace_bytes is None else profiling
+        if profiling is None or profiling.checked_workspace_bytes is None:
+            return None
+        unbounded = profiling.keeps and kept is None and graph.origin in self._shared
+        return None if unbounded else profiling
 
     def _with_more_room(
-        self, lender: PlannedGraph, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]
+        self,
+        lender: PlannedGraph,
+        planned: Planned,
+        graph: PlannedGraph,
+        inputs: Sequence[Any],
+        kept: Program | None,
     ) -> PlannedGraph | None:
         """A graph whose plan has room for what is held now, as a call of `graph` begins.
 
@@ -167,7 +180,7 @@ class Lenders:
             if base_bytes <= most:
                 return lender
         if planned.bounded:  # so must be the plan that takes its place
-            return self._planned_from_checks(graph, inputs)
+            return self._planned_from_checks(graph, inputs, kept)
         for beyond in (self._margin_bytes, 0):
             with contextlib.suppress(OutcoreError):
                 self._growth.replan(lender, planned, base_bytes + beyond)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import torch
@@ -24,12 +25,16 @@ from outcore.execute import Driver
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import extent_bytes, fits
+from outcore.ir.profile import Profile
 from outcore.ir.program import Program
+from outcore.ir.totals import resident_bytes
 from outcore.runtime.budget.announce import announcement
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.ranks import naming_the_rank
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.budget.residency import Residency
+from outcore.runtime.budget.whole_steps import LATEST
+from outcore.runtime.graphs.calls import call_tensor_bytes, whole
 from outcore.runtime.graphs.drift import Drift
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import scaled, total_bytes, workspaces
@@ -38,6 +43,7 @@ from outcore.runtime.graphs.profiling import MANY_SIZES, Profiling
 from outcore.runtime.graphs.trial import Trial
 from outcore.runtime.limits.host import available_bytes
 from outcore.runtime.planning.planner import Planner
+from outcore.runtime.planning.programs import copied_bytes
 from outcore.runtime.planning.shares import Shares
 from outcore.runtime.settings.options import Settings
 from outcore.units import format_bytes, format_seconds
@@ -137,31 +143,55 @@ class Plans:
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
 
-    def keeping_program(
-        self, graph: PlannedGraph, inputs: Sequence[Any]
-    ) -> tuple[Program, int] | None:
-        """The program that keeps everything in profiled steps, if there is plenty of room.
+    def most_beside_all(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int | None:
+        """The most external bytes with which profiled steps keep everything, if there is plenty.
 
-        With the most external bytes to run it with. None unless there are graphs for several other
-        sizes: hardly any size may return then, so this would run for good. None if a whole step
-        with everything kept needs more than half of the budget (`Programs.keeping`). Larger sizes
-        than ever are taken to need as much more in the whole step.
+        None unless there are graphs for several other sizes: hardly any size may return then, so
+        this goes on for good. None if a whole step with everything kept needs more than half of the
+        budget. The other half is for workspaces, of which not all are known, and for steps that
+        need more. If these sizes are larger than any lately, the step is taken to grow with them.
         """
-        registry = self._registry
+        registry, trace = self._registry, graph.captured.trace
         if not registry.keeps or registry.sizes_beside(graph) < MANY_SIZES:
             return None
-        alike = (g for g in registry.graphs if g.origin == graph.origin and g is not graph)
-        known = max(total_bytes(g.captured.trace) for g in alike)
-        growth = max(1.0, total_bytes(graph.captured.trace) / max(1, known))
-        step_bytes = int(registry.whole_steps.nbytes * growth)
-        if step_bytes > self._settings.budget_bytes // 2:
+        steps, half = registry.whole_steps, self._settings.budget_bytes // 2
+        growth = 1.0 if graph.confirmed else self._growth(graph)
+        step_bytes = max(steps.current_bytes, int(growth * steps.latest_bytes))
+        if step_bytes > half:
             return None
         external = self._residency.external_bytes(graph, inputs)
+        own = sum(store.private_bytes for store in registry.stores.of(graph))
         held = external - self._residency.others_bytes(graph)
-        program, spare = self.planner.programs.keeping(
-            self._shares(graph), held, step_bytes, self._workspaces(graph)
-        )
-        return None if spare < 0 else (program, external + spare)
+        shares, hardware = self._shares(graph), self.planner.solver.hardware()
+        workspace = max(self._workspaces(graph) or (), default=0)
+        checked = call_tensor_bytes(trace) + copied_bytes(trace, graph.captured.overwritten)
+
+        def needed_bytes(held_bytes: int, needed: int) -> int:
+            problem = shares.problem(hardware, Profile.unknown(len(trace.ops)), held_bytes)
+            return resident_bytes(problem) + needed + workspace + checked
+
+        now = needed_bytes(own + external, whole(trace).peak_bytes)
+        spare = half - max(now, needed_bytes(held, step_bytes))
+        return None if spare < 0 else external + spare
+
+    def _growth(self, graph: PlannedGraph) -> float:
+        """By how much the buffers of `graph` exceed those of the largest sizes called lately.
+
+        inf if there are none, or if they have other buffers.
+        """
+        registry, trace = self._registry, graph.captured.trace
+        since = registry.steps.number - LATEST
+        alike = (g for g in registry.graphs if g.origin == graph.origin and g is not graph)
+        lately = [g.captured.trace for g in alike if g.status.history.last_step > since]
+        largest = max(lately, key=total_bytes, default=None)
+        if largest is None or len(largest.buffers) != len(trace.buffers):
+            return inf
+        pairs = zip(trace.buffers, largest.buffers, strict=True)
+        return max((a.nbytes / max(1, b.nbytes) for a, b in pairs), default=1.0)
+
+    def kept_program(self, graph: PlannedGraph) -> Program:
+        """The program that keeps everything."""
+        return self.planner.programs.kept(self._shares(graph))
 
     def _held_unplanned(self) -> dict[Tier, int]:
         """What calls of graphs without a plan hold in the outer tiers."""
@@ -216,8 +246,8 @@ class Plans:
 
         With the most external bytes with which its checked steps fit. None if they do not fit
         beside what is held now. `as_profiled`: calls may hold no more while they wait than if they
-        were profiled without it: with `kept` (`keeping_program`) if given, else with the floor
-        program. Raises InfeasibleError if not even that fits then.
+        were profiled without it: with `kept`, the program that keeps everything, if that is given,
+        else with the floor program. Raises InfeasibleError if not even that fits then.
         """
         floor = kept if as_profiled else None
         if as_profiled and kept is None:

@@ -34,8 +34,8 @@ class Registry:
         """Origins of graphs that run no plan for larger sizes any more: graphs after them in the
         step found no room."""
         self.keeps = True
-        """Whether steps that hardly need half of the budget may keep everything although no size
-        returns. False once a call found no room."""
+        """Whether calls of which no size returns may keep everything if there is plenty of room
+        (`Plans.most_beside_all`). False once a call found too little."""
         self.whole_steps = WholeSteps()
         self._entries: list[tuple[ref[PlannedGraph], GraphStatus]] = []
         """(graph, its status), in order of capture."""

@@ -24,7 +24,7 @@ class WholeSteps:
 
     def begin(self) -> None:
         """Note that a step begins."""
-        self._latest.append(self._waiting + self._work)
+        self._latest.append(self.current_bytes)
         self._waiting = self._work = 0
 
     def call(self, trace: Trace) -> None:
@@ -34,9 +34,14 @@ class WholeSteps:
         self._work = max(self._work, taken.work_bytes)
 
     @property
-    def nbytes(self) -> int:
-        """The most bytes that one of the latest steps or the current one needs at once.
+    def current_bytes(self) -> int:
+        """The bytes that the calls of the current step so far need at once.
 
         That is without workspaces, and without what was held before the step.
         """
-        return max(self._waiting + self._work, *self._latest, 0)
+        return self._waiting + self._work
+
+    @property
+    def latest_bytes(self) -> int:
+        """The same for one of the latest steps before it: the most."""
+        return max(self._latest, default=0)

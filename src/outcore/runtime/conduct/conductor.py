@@ -186,6 +186,8 @@ class Conductor:
                 f"{format_bytes(engine.settings.budget_bytes)}: lower it if the device has "
                 f"less memory free, or use a smaller batch{'' if graph.lean else leanest}"
             )
+            if graph.profiling is not None and graph.profiling.keeps:
+                engine.registry.keeps = False
             graph.lean = True
             graph.unprofile()
             return

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 from weakref import ref
 
 from outcore.errors import InfeasibleError
-from outcore.execute import Executable, build
+from outcore.execute import Executable
 from outcore.gc_paused import gc_paused
 from outcore.runtime.budget.engine import Engine
 from outcore.runtime.graphs.graph import PlannedGraph
@@ -66,23 +66,29 @@ class FirstSteps:
     def _begin(self, inputs: list[Any]) -> Profiling:
         """Begin to profile. Raises InfeasibleError if not even the floor program fits."""
         engine, graph, lent = self.engine, self.graph, None
-        kept = None if graph.lean else engine.plans.keeping_program(graph, inputs)
+        beside_all = None if graph.lean else engine.plans.most_beside_all(graph, inputs)
+        kept = None if beside_all is None else engine.plans.kept_program(graph)
         borrows = graph.may_borrow and not graph.lean
-        found = engine.lenders.lent(graph, inputs, kept and kept[0]) if borrows else None
+        found = engine.lenders.lent(graph, inputs, kept) if borrows else None
         if found is not None:
             lent, most = found
             program = lent.program
+        elif kept is not None and beside_all is not None:
+            program, most = kept, beside_all
         else:
-            floor = engine.plans.floor_program
-            program, most = kept or floor(graph, inputs, leanest=graph.lean)
+            program, most = engine.plans.floor_program(graph, inputs, leanest=graph.lean)
         driver, mark, readings = engine.driver, engine.metering.mark, engine.readings
         begun = begin_profiling(graph.captured, program, most, driver, readings, mark, lent)
-        begun.keeps = kept is not None and (lent is None or lent.bounded)
+        bounded = lent is None or (lent.bounded and lent.everything_kept)
+        begun.keeps = kept is not None and bounded
         graph.profiling, graph.status.lent = begun, lent
         return begun
 
     def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
         engine, graph = self.engine, self.graph
+        if profiling.keeps and engine.plans.most_beside_all(graph, inputs) is None:
+            graph.unprofile()
+            profiling = self._begun(inputs)
         if engine.registry.sizes_beside(graph) >= MANY_SIZES:
             profiling.enough_steps = 1
         keeping = profiling.keeping
@@ -93,10 +99,6 @@ class FirstSteps:
         resident = engine.residency.external_bytes(graph, inputs)
         fits = resident <= profiling.most_resident_bytes
         room = (own or fits) and engine.eviction.has_room(profiling.executable)
-        if profiling.keeps and engine.plans.keeping_program(graph, inputs) is None:
-            if own:
-                return self._moving(inputs)
-            room = False
         if not (room or profiling.done):
             # An optimizer has its state by now, or more calls wait than before. If nothing fits any
             # more, planning reports it.
@@ -108,12 +110,6 @@ class FirstSteps:
         if profiling.lent is not None:
             return self._lent(profiling, inputs, fits=fits)
         return self._first_plan(profiling, resident)
-
-    def _moving(self, inputs: list[Any]) -> Executable:
-        """The floor program without instruments: too many calls wait for keeping everything."""
-        engine, graph = self.engine, self.graph
-        program, _ = engine.plans.floor_program(graph, inputs, leanest=False)
-        return build(graph.captured.trace, program, engine.driver.generator)
 
     def _first_plan(self, profiling: Profiling, resident: int) -> Executable:
         """The executable of the first plan; while others must be planned first, that of profiling.

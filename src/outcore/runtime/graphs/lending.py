@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outcore.estimate import columns, flops
+from outcore.ir.once import once_per_trace
 from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Role, Trace
 
@@ -53,6 +54,7 @@ def covers(larger: Trace, trace: Trace) -> bool:
     return all(a == b for a, b in zip(_outline(larger), _outline(trace), strict=True))
 
 
+@once_per_trace
 def total_bytes(trace: Trace) -> int:
     """Bytes of all buffers together."""
     return sum(buffer.nbytes for buffer in trace.buffers)

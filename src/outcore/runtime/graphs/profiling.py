@@ -70,7 +70,7 @@ class Profiling:
     """The most external bytes with which the program fits the budget."""
     lent: Planned | None
     """The plan for larger sizes that profiled steps run instead of the floor program; None if they
-    run that. With it, times are estimated, and no steps are timed."""
+    run that or keep everything (`keeps`). With it, times are estimated, and no steps are timed."""
     readings_left: int
     """Metered steps until one counts, that one included."""
     latest: Reading | None = None
@@ -115,7 +115,7 @@ class Profiling:
     is called several times."""
     keeps: bool = False
     """Whether the program keeps everything because there is plenty of room
-    (`Plans.keeping_program`)."""
+    (`Plans.most_beside_all`)."""
     keeping: Keeping | None = None
     """What runs once nobody differentiates the graph; None before."""
 
@@ -244,7 +244,7 @@ def begin_profiling(
 ) -> Profiling:
     """Build `program` with its instruments; `readings` of its steps are to be metered.
 
-    `program` is the floor program, or that of the plan `lent`.
+    `program` is the floor program, the one that keeps everything, or that of the plan `lent`.
 
     `mark` is called as each op begins and ends: these are the times for which the meter is read.
     """

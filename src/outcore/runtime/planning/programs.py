@@ -17,7 +17,6 @@ from outcore.ir.memory import held_bytes, peak, staging_needed
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
-from outcore.ir.totals import resident_bytes as held_in_all
 from outcore.ir.trace import Trace
 from outcore.lower import lower_without_overlap
 from outcore.policies import Policy, floor_plan, leanest_plan
@@ -82,26 +81,9 @@ class Programs:
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
-    @gc_paused()
-    def keeping(
-        self,
-        shares: Shares,
-        held_bytes: int,
-        step_bytes: int,
-        workspace_bytes: Sequence[int] | None = None,
-    ) -> tuple[Program, int]:
-        """The program that keeps everything, and what is left of half of the budget then.
-
-        `held_bytes`: what is held besides steps; `step_bytes`: what a whole step needs with
-        everything kept; `workspace_bytes`: the call's workspaces, if they are known. The other half
-        is for workspaces that are not known, and for larger steps.
-        """
-        captured, problem = shares.graph.captured, self._unmeasured(shares, held_bytes)
-        program = self._solver.kept(problem)
-        needed = held_in_all(problem) + step_bytes + max(workspace_bytes or (), default=0)
-        gone, overwritten = shares.graph.gone, captured.overwritten
-        needed += checked_bytes(captured.trace, program, gone, overwritten)
-        return program, problem.budget_bytes // 2 - needed
+    def kept(self, shares: Shares) -> Program:
+        """The program that keeps everything."""
+        return self._solver.kept(self._unmeasured(shares, 0))
 
     @gc_paused()
     def lean(
