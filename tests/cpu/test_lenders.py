@@ -6,6 +6,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 import pytest
 import torch
@@ -371,6 +372,18 @@ def test_larger_sizes_than_ever_are_taken_to_need_as_much_more() -> None:
     assert kept(backend) == [True, True]
     call(row(3 * max(STREAM))).backward()
     assert kept(backend) == [False, False]
+
+
+@pytest.mark.parametrize("growth", [1.0, inf])
+def test_nothing_is_kept_where_no_size_was_called_lately(
+    growth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Plans, "_growth", lambda *_: growth)
+    backend = Backend(budget=120 * max(STREAM) * 4, strict=True)
+    call = torch.compile(Repeated(), backend=backend, dynamic=True)
+    for n in STREAM[:6]:
+        call(row(n)).backward()
+    assert kept(backend) == [growth == 1.0] * 2
 
 
 def test_nothing_is_kept_once_a_call_found_no_room() -> None:

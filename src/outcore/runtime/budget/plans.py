@@ -156,9 +156,9 @@ class Plans:
             return None
         steps, half = registry.whole_steps, self._settings.budget_bytes // 2
         growth = 1.0 if graph.confirmed else self._growth(graph)
-        step_bytes = max(steps.current_bytes, int(growth * steps.latest_bytes))
-        if step_bytes > half:
+        if growth * max(1, steps.latest_bytes) > half or steps.current_bytes > half:
             return None
+        step_bytes = max(steps.current_bytes, int(growth * steps.latest_bytes))
         external = self._residency.external_bytes(graph, inputs)
         own = sum(store.private_bytes for store in registry.stores.of(graph))
         held = external - self._residency.others_bytes(graph)
