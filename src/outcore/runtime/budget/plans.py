@@ -175,9 +175,9 @@ class Plans:
         return None if spare < 0 else external + spare
 
     def _growth(self, graph: PlannedGraph) -> float:
-        """By how much the buffers of `graph` exceed those of the largest sizes called lately.
+        """The factor by which a buffer of `graph` exceeds that of the largest sizes called lately.
 
-        inf if there are none, or if they have other buffers.
+        1 if none does. inf if there are no such sizes, or if they have other buffers.
         """
         registry, trace = self._registry, graph.captured.trace
         since = registry.steps.number - LATEST
@@ -187,7 +187,7 @@ class Plans:
         if largest is None or len(largest.buffers) != len(trace.buffers):
             return inf
         pairs = zip(trace.buffers, largest.buffers, strict=True)
-        return max((a.nbytes / max(1, b.nbytes) for a, b in pairs), default=1.0)
+        return max(1.0, *(a.nbytes / max(1, b.nbytes) for a, b in pairs))
 
     def kept_program(self, graph: PlannedGraph) -> Program:
         """The program that keeps everything."""
