@@ -299,6 +299,11 @@ def test_where_much_is_free_everything_is_kept(peaks: list[tuple[bool, int]]) ->
         written.append(backend.report().disk_bytes_written)
     assert written[2] > 0, "these are profiled with the floor program"
     assert written[3] == written[-1], "there are three other sizes"
+    engine = backend.engine
+    assert engine is not None
+    growths = [engine.plans._growth(graph) for graph in engine.graphs]
+    assert sum(growth > 1 for growth in growths) == 2, "the largest sizes of both graphs"
+    assert min(growths) == 1, "smaller sizes do not make a whole step smaller"
     with held_more(budget * 5 // 8):
         gradients(module, call, 13700, 13700)
     assert backend.report().disk_bytes_written > written[-1]
