@@ -41,8 +41,15 @@ class FirstSteps:
         graph = self.graph
         if graph.status.lent is not None and not (graph.may_borrow or own):
             graph.unprofile()
-        profiling = self._begun(inputs) if graph.profiling is None else graph.profiling
-        return self._profiled(profiling, own, inputs)
+        profiling = graph.profiling
+        if profiling is not None and profiling.keeps and not self._has_plenty(inputs):
+            graph.unprofile()
+            profiling = None
+        return self._profiled(profiling or self._begun(inputs), own, inputs)
+
+    def _has_plenty(self, inputs: list[Any]) -> bool:
+        """Whether there is still plenty of room for keeping everything."""
+        return self.engine.plans.most_beside_all(self.graph, inputs) is not None
 
     @gc_paused()
     def _begun(self, inputs: list[Any]) -> Profiling:
@@ -86,9 +93,6 @@ class FirstSteps:
 
     def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
         engine, graph = self.engine, self.graph
-        if profiling.keeps and engine.plans.most_beside_all(graph, inputs) is None:
-            graph.unprofile()
-            profiling = self._begun(inputs)
         if engine.registry.sizes_beside(graph) >= MANY_SIZES:
             profiling.enough_steps = 1
         keeping = profiling.keeping
