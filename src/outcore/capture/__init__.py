@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outcore.capture.at_sizes import AtSizes
 from outcore.capture.compiler.compat import (
     aot_autograd,
     as_dynamo_compiles,
@@ -21,7 +22,6 @@ from outcore.capture.compiler.compat import (
     without_autocast,
     without_function_modes,
 )
-from outcore.capture.compiler.effect_tokens import without_tokens
 from outcore.capture.compiler.error_passthrough import ending_graphs, passing
 from outcore.capture.compiler.own_globals import own_globals
 from outcore.capture.compiler.recurrent import is_recurrent, recurrent_apart, recurrent_layers
@@ -34,16 +34,18 @@ from outcore.capture.recapture import capture_again
 from outcore.capture.rewrites.batch_norm import by_cudnn
 from outcore.capture.rewrites.metadata_only import LargeInputs
 from outcore.capture.rewrites.opaque import as_ops
-from outcore.capture.rewrites.prepare import prepare
-from outcore.capture.rewrites.sparse import SparseGradients, densely
+from outcore.capture.rewrites.sparse import SparseGradients
 from outcore.capture.sizes.by_sizes import BySizes, is_symbolic
 from outcore.capture.sizes.symbolic import Symbolic, UnknownSizesError
+from outcore.capture.source import Source, source_of
 
 __all__ = [
+    "AtSizes",
     "BySizes",
     "Captured",
     "LargeInputs",
     "Shells",
+    "Source",
     "SparseGradients",
     "Symbolic",
     "UnknownSizesError",
@@ -58,7 +60,6 @@ __all__ = [
     "capture_again",
     "compiles_autograd",
     "default_partition",
-    "densely",
     "ending_graphs",
     "fused",
     "is_batched",
@@ -72,10 +73,10 @@ __all__ = [
     "partition_later",
     "passing",
     "plain",
-    "prepare",
     "recurrent_apart",
     "recurrent_layers",
     "shells",
+    "source_of",
     "stand_in_survives",
     "trace",
     "trace_as_run",
@@ -83,5 +84,4 @@ __all__ = [
     "under_checkpoint",
     "without_autocast",
     "without_function_modes",
-    "without_tokens",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from outcore.capture.nodes.call_memory import BYTES, attribute
 from outcore.capture.nodes.phases import arguments, phases
 from outcore.capture.nodes.sites import site
 from outcore.capture.nodes.storages import covered_bytes, parts_of_storages
+from outcore.capture.sizes.described import SizedFloat, SizedInt
 from outcore.errors import CaptureError
 from outcore.ir.trace import (
     Arg,
@@ -60,6 +61,8 @@ class Joint:
     """As for `capture`."""
     nodes: tuple[Node, ...]
     """The node of each op of the graph's trace."""
+    results: Mapping[Node, Any]
+    """Node -> the ids of the Values that it makes: one, None, or a list of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,8 @@ class Captured:
     """Positions of inputs that are read as the conjugate or the negative of what is in memory."""
     device: torch.device
     """The one device that all tensors are on."""
-    joint: Joint
-    """The source graph, for capturing it again."""
+    source: Callable[[], Joint]
+    """Returns the source graph, for capturing it again. Raises CaptureError if it has none."""
     within: Mapping[int, int] = field(default_factory=dict)
     """Ops that run graphs inside themselves -> bytes that those graphs hold at least, in addition
     to the op's results."""
@@ -190,13 +193,14 @@ class _Capture:
             gradients=tuple(self._arg(r) for r in results[self.forward_outputs :]),
             donations=tuple(d for d in self.donations if self._near(d)),
         )
-        source = Joint(self.joint, self.forward_outputs, self.static, tuple(self.nodes))
+        nodes, results = tuple(self.nodes), self.results
+        joint = Joint(self.joint, self.forward_outputs, self.static, nodes, results)
         (device,) = self.devices
         within = {op: n.meta[BYTES] for op, n in enumerate(self.nodes) if n.meta.get(BYTES)}
         values = [self.values[v] for v in trace.inputs]
         turned = tuple(i for i, value in enumerate(values) if value.conj or value.neg)
         held = tuple(self.constants)
-        return Captured(trace, held, overwritten, turned, device, source, within)
+        return Captured(trace, held, overwritten, turned, device, lambda: joint, within)
 
     def _near(self, donation: Donation) -> bool:
         """Whether the donated memory is device memory; a host scalar's memory is not."""
@@ -387,14 +391,12 @@ class _Capture:
         """Let the op write `result` over the argument `given`, if it reads nothing else there."""
         if not isinstance(given, Ref) or result is None:
             return
-        source, made = self.values[given.value], self.values[result]
-        same = replace(source, id=made.id, buffer=made.buffer) == made
+        source = self.values[given.value]
         read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
-        alone = read == [source.id]
-        whole = self.buffers[source.buffer].nbytes == self.buffers[made.buffer].nbytes
-        lies = self.ops[index].target not in aten.IN_ORDER or _in_order(made)
-        if same and alone and whole and lies:
-            self.donations.append(Donation(index, source.id, made.id))
+        donation = Donation(index, source.id, result)
+        target = self.ops[index].target
+        if read == [source.id] and fits_over(donation, target, self.values, self.buffers):
+            self.donations.append(donation)
 
     # ---- buffers, values, arguments -------------------------------------------------------------
 
@@ -474,9 +476,21 @@ class _Capture:
             return None if result is None else Ref(result)
         if isinstance(arg, list | tuple):
             return tuple(self._arg(a) for a in arg)
+        if isinstance(arg, SizedInt | SizedFloat):
+            return arg.plain()
         if arg is None or isinstance(arg, bool | int | float | str):
             return arg
         return _symbol(arg)
+
+
+def fits_over(
+    donation: Donation, target: str, values: Sequence[Value], buffers: Sequence[Buffer]
+) -> bool:
+    """Whether an op `target` can write its result over its argument, by how the two lie."""
+    source, made = values[donation.source], values[donation.target]
+    same = replace(source, id=made.id, buffer=made.buffer) == made
+    whole = buffers[source.buffer].nbytes == buffers[made.buffer].nbytes
+    return same and whole and (target not in aten.IN_ORDER or _in_order(made))
 
 
 def _fake(node: Node) -> torch.Tensor:

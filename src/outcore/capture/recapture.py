@@ -38,7 +38,7 @@ def capture_again(captured: Captured, op: int, real: Sequence[tuple[int, Value, 
     These assumptions are checked against kernels as before. Raises CaptureError if something cannot
     be described, and as `capture`.
     """
-    joint = captured.joint
+    joint = captured.source()
     if len(joint.nodes) != len(captured.trace.ops):
         raise CaptureError(reason="it took over a trace that was corrected for an earlier graph")
     try:

@@ -8,7 +8,7 @@ those before `boundary` run in the forward call, the others in the backward call
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TypeAlias
 
@@ -168,6 +168,23 @@ class Trace:
         )
         object.__setattr__(self, "reads", reads)
         object.__setattr__(self, "writes", writes)
+
+    def resized(
+        self,
+        buffers: tuple[Buffer, ...],
+        values: tuple[Value, ...],
+        ops: tuple[Op, ...],
+        outputs: tuple[Arg, ...],
+        gradients: tuple[Arg, ...],
+    ) -> Trace:
+        """The same trace at other sizes. Nothing is verified: only numbers may differ."""
+        made = object.__new__(Trace)
+        for name in (each.name for each in fields(self)):
+            object.__setattr__(made, name, getattr(self, name))
+        changed = {"buffers": buffers, "values": values, "ops": ops}
+        for name, items in {**changed, "outputs": outputs, "gradients": gradients}.items():
+            object.__setattr__(made, name, items)
+        return made
 
     def _verify_named(self) -> None:
         """Raise VerifyError if a Value is named that is not listed."""

@@ -16,29 +16,26 @@ from typing import Any
 from torch.fx import GraphModule
 
 from outcore.capture import (
-    SparseGradients,
+    AtSizes,
+    Source,
     Symbolic,
     aot_autograd,
     as_dynamo_compiles,
     as_kernels,
     boxed,
     by_cudnn,
-    capture,
     compiles_autograd,
     default_partition,
-    densely,
     fused,
     is_within,
     partition_later,
     passing,
-    prepare,
     shells,
+    source_of,
     without_function_modes,
-    without_tokens,
 )
 from outcore.errors import CaptureError
 from outcore.execute import Executable, in_core
-from outcore.ir.verify import verify_trace
 from outcore.runtime.by_size import BySize
 from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
@@ -107,7 +104,8 @@ class GraphCompiler:
         try:
             with self._capturing():
                 joint = self._fused(joint, num_fwd_outputs)
-                conductor, sparse = self._conductor(joint, num_fwd_outputs, static)
+                source = source_of(joint, num_fwd_outputs, static, self.state.large_inputs)
+                conductor = self._conductor(source, num_fwd_outputs, static)
         except CaptureError as error:
             self.state.refuse(error)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
@@ -118,7 +116,7 @@ class GraphCompiler:
             static_lifetime_input_indices=static,
         )
         outside = shells(*halves, num_fwd_outputs, conductor.graph.captured.overwritten)
-        runner = Runner(conductor, outside.saved_inputs, sparse)
+        runner = Runner(conductor, outside.saved_inputs, source.sparse)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
         return outside.forward, outside.backward
 
@@ -143,11 +141,16 @@ class GraphCompiler:
         outside = shells(forward, backward, outputs, symbolic.overwritten)
         saved = tuple(map(symbolic.given.index, outside.saved_inputs))
 
+        static, large = symbolic.static_inputs, self.state.large_inputs
+        at_sizes = AtSizes(
+            symbolic, lambda joint: source_of(self._fused(joint, outputs), outputs, static, large)
+        )
+
         def make(args: Sequence[Any]) -> Runner:
             with self._capturing():
-                made = self._fused(symbolic.at(args), outputs)
-                conductor, sparse = self._conductor(made, outputs, symbolic.static_inputs)
-            return Runner(conductor, saved, sparse)
+                source = at_sizes.at(args)
+                conductor = self._conductor(source, outputs, static)
+            return Runner(conductor, saved, source.sparse)
 
         by_size = BySize(symbolic, len(saved), make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
@@ -172,20 +175,9 @@ class GraphCompiler:
             self.state.note(f"fuse: some ops run one by one, as fusing them failed ({first})")
         return joint
 
-    def _conductor(
-        self, joint: GraphModule, outputs: int, static: list[int]
-    ) -> tuple[Conductor, SparseGradients | None]:
-        """The conductor of the graph of `joint`, which is registered with its device's engine.
-
-        Also returns what makes the sparse gradients, if there are any.
-
-        Raises CaptureError if it cannot be planned.
-        """
-        state = self.state
-        prepare(joint, outputs, state.large_inputs)
-        dense, sparse = densely(joint, outputs)
-        captured = capture(without_tokens(dense), outputs, static)
-        verify_trace(captured.trace)
+    def _conductor(self, source: Source, outputs: int, static: list[int]) -> Conductor:
+        """The conductor of a graph, which is registered with its device's engine."""
+        state, captured = self.state, source.captured
         engine = state.engine_for(captured.device)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
             state.note(BRANCHES)
@@ -193,14 +185,14 @@ class GraphCompiler:
 
         def fallback() -> Executable:
             with as_dynamo_compiles():
-                forward, backward = partition_later(dense, outputs, static)
+                forward, backward = partition_later(source.dense(), outputs, static)
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
         engine.add(graph, compiled=state.compiled_anew or state.options.fuse)
         state.compiled_anew = False
         state.note_capture(engine.steps.number)
-        return Conductor(engine, graph), sparse
+        return Conductor(engine, graph)
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
         runner: Runner | BySize | None = module.meta.get(KEY)

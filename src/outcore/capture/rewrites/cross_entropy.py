@@ -56,7 +56,8 @@ def by_rows(joint: GraphModule, sites: Sites) -> None:
         last = _of_logits(node)
         if last is None or not _goes_by_rows(node, last):
             continue
-        if sites.were_large(node) or _large(last.meta["val"], anywhere=sites.anywhere):
+        large = _has_large_rows if sites.anywhere else _has_blocks
+        if sites.becomes_large(node, last.meta["val"], large):
             sites.replaced(node)
             _replace(node, last)
             changed = True
@@ -112,11 +113,14 @@ def _in_order(tensor: Tensor) -> bool:
     return rows and tensor.stride() == (max(tensor.shape[1], 1), 1)
 
 
-def _large(made: Tensor, *, anywhere: bool) -> bool:
-    """Whether there would be several blocks. `anywhere`: whether the size of a row suffices."""
-    if anywhere:
-        return made.shape[1] * made.itemsize >= LEAST_ROW_BYTES
+def _has_blocks(made: Tensor) -> bool:
+    """Whether there would be several blocks."""
     return _rows_at_once(made) < len(made)
+
+
+def _has_large_rows(made: Tensor) -> bool:
+    """Whether a row is so large that there would be several blocks if there are many rows."""
+    return made.shape[1] * made.itemsize >= LEAST_ROW_BYTES
 
 
 def _replace(node: Node, last: Node) -> None:
@@ -124,7 +128,7 @@ def _replace(node: Node, last: Node) -> None:
     gradient, output, *rest = args_of(node)
     with last.graph.inserting_before(last):
         made = last.graph.call_function(GRADIENT, (gradient, _whole(output), *rest))
-    made.meta = {**last.meta, BYTES: _block_bytes(last.meta["val"])}
+    made.meta = {**last.meta, BYTES: block_bytes(last.meta["val"])}
     last.replace_all_uses_with(made)
     unused = [last]
     while unused[-1] is not node:
@@ -143,7 +147,7 @@ def _rows_at_once(output: Tensor) -> int:
     return -(-least // ROWS_ALIKE) * ROWS_ALIKE
 
 
-def _block_bytes(output: Tensor) -> int:
+def block_bytes(output: Tensor) -> int:
     """Bytes held in addition if the result is written over `output`."""
     return min(_rows_at_once(output), len(output)) * output.shape[1] * output.itemsize
 

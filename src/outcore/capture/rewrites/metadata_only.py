@@ -65,7 +65,7 @@ class LargeInputs:
         nodes = [node for node in joint.graph.nodes if isinstance(node.target, OpOverload)]
         ops = "\n".join(str(node.target) for node in nodes)
         large = self._places.setdefault(blake2b(ops.encode()).digest(), set())
-        return Sites({node: place for place, node in enumerate(nodes)}, large, anywhere)
+        return Sites({node: place for place, node in enumerate(nodes)}, large, anywhere, [])
 
 
 class Sites(NamedTuple):
@@ -74,21 +74,30 @@ class Sites(NamedTuple):
     places: dict[Node, int]
     large: set[int]
     anywhere: bool
+    small: list[tuple[Tensor, Callable[[Tensor], bool]]]
+    """What was small where calls stay as they are for that, and how to tell if it is large."""
 
     def is_large(self, node: Node) -> bool:
         """Whether the second argument of `node` has a known shape, and enough bytes somewhere."""
         made = args_of(node)[1].meta.get("val")
         if not isinstance(made, Tensor) or not all(isinstance(n, int) for n in made.shape):
             return False
-        return self.anywhere or made.nbytes >= LEAST_BYTES or self.were_large(node)
+        return self.anywhere or self.becomes_large(node, made, _is_large)
 
-    def were_large(self, node: Node) -> bool:
-        """Whether the inputs of `node` were large at some sizes."""
-        return self.places[node] in self.large
+    def becomes_large(self, node: Node, made: Tensor, large: Callable[[Tensor], bool]) -> bool:
+        """Whether `made` is `large`, or what `node` made or read was so at some sizes."""
+        if large(made) or self.places[node] in self.large:
+            return True
+        self.small.append((made, large))
+        return False
 
     def replaced(self, node: Node) -> None:
         """Note that `node` was replaced at these sizes."""
         self.large.add(self.places[node])
+
+
+def _is_large(made: Tensor) -> bool:
+    return made.nbytes >= LEAST_BYTES
 
 
 def args_of(node: Node) -> tuple[Any, ...]:

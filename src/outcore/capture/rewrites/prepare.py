@@ -9,7 +9,7 @@ from outcore.capture.rewrites.conjugates import as_tensors
 from outcore.capture.rewrites.convolution import one_by_one
 from outcore.capture.rewrites.cross_entropy import by_rows
 from outcore.capture.rewrites.gradients import unshared
-from outcore.capture.rewrites.metadata_only import LargeInputs
+from outcore.capture.rewrites.metadata_only import LargeInputs, Sites
 from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.pooling import from_places
 from outcore.capture.rewrites.views import of_what_is_there
@@ -21,12 +21,12 @@ def prepare(
     large: LargeInputs | None = None,
     *,
     anywhere: bool = False,
-) -> None:
+) -> Sites:
     """Rewrite `joint` so that it runs plain PyTorch's kernels, by ops that fit a Trace. In place.
 
     If torch has one call for several kernels, it becomes one op per kernel. `large`: the large
     inputs of the same graph at other sizes. `anywhere`: for no machine in particular; such a graph
-    must not be run.
+    must not be run. Returns the calls of `joint` as traced.
     """
     of_what_is_there(joint)
     unshared(joint, forward_outputs)
@@ -37,3 +37,4 @@ def prepare(
     by_rows(joint, sites)
     as_ops(joint)
     as_tensors(joint)
+    return sites

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -23,6 +23,39 @@ def layout(tensor: Tensor) -> tuple[Any, ...]:
     return *tensor.shape, *tensor.stride(), tensor.storage_offset()
 
 
+class SizedInt(int):
+    """An argument of an op, and the expression with symbols that it is the value of."""
+
+    expression: Any
+
+    def plain(self) -> int:
+        """The number alone."""
+        return int(self)
+
+
+class SizedFloat(float):
+    """As SizedInt."""
+
+    expression: Any
+
+    def plain(self) -> float:
+        """The number alone."""
+        return float(self)
+
+
+def sized(number: Any, symbolic: Any) -> Any:
+    """`number`, remembering what it is the value of if `symbolic` is a symbolic int or float."""
+    kind = _SIZED.get(type(number)) if isinstance(symbolic, SYMBOLS) else None
+    if kind is None:
+        return number
+    made = kind(number)
+    made.expression = symbolic.node.expr
+    return made
+
+
+_SIZED: Final = {int: SizedInt, float: SizedFloat}
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """A tensor as torch described it. Sizes that are symbolic are sympy expressions."""
@@ -38,6 +71,13 @@ class Described:
     device: torch.device
     conj: bool
     neg: bool
+
+
+def lie(tensor: Tensor | Described) -> tuple[Any, ...]:
+    """Shape, strides, offset and storage size: all numbers that describe where a tensor lies."""
+    if isinstance(tensor, Described):
+        return *tensor.shape, *tensor.stride, tensor.offset, tensor.nbytes
+    return *layout(tensor), tensor.untyped_storage().nbytes()
 
 
 def described(made: Any) -> Any:
@@ -74,24 +114,50 @@ def _expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, SYMBOLS) else size
 
 
+class Numbers:
+    """The values of sizes, with numbers for `symbols`."""
+
+    def __init__(self, symbols: Mapping[Any, int]) -> None:
+        self.symbols = symbols
+        self._known: dict[Any, int] = {}
+        """Expression -> its value."""
+
+    def of(self, size: Any) -> int:
+        """The value of a size. Raises TypeError if the forward inputs do not determine it."""
+        if isinstance(size, int):
+            return size
+        known = self._known.get(size)
+        if known is None:
+            known = self._known[size] = int(size.xreplace(self.symbols))
+        return known
+
+    def all(self, sizes: Iterable[Any]) -> tuple[int, ...]:
+        """The values of several sizes."""
+        return tuple(map(self.of, sizes))
+
+
 class Fakes:
-    """Makes the fake tensors of one graph from what torch described, with numbers for `symbols`.
+    """Makes the fake tensors of one graph from what torch described, with `numbers` for symbols.
 
     Ops would make the same fake tensors, but take most of the time.
     """
 
-    def __init__(self, symbols: Mapping[Any, int]) -> None:
+    def __init__(self, numbers: Numbers) -> None:
         self.mode = FakeTensorMode()
-        self._symbols = symbols
-        self._known: dict[Any, int] = {}
-        """Expression -> its value."""
+        self.numbers = numbers
         self.storages: dict[int, UntypedStorage] = {}
         """`Described.storage` -> the storage of the fake tensors made so far."""
+        self.described: dict[int, tuple[Tensor, Described]] = {}
+        """Id of a fake tensor -> it, and how torch described it: it lies like that."""
 
-    def like(self, given: Tensor, described: Described) -> Tensor:
+    def like(self, given: Tensor | Described, described: Described) -> Tensor:
         """A fake tensor for a `given` input, which torch `described`."""
-        fake = self.mode.from_tensor(given.detach(), static_shapes=True)
+        if isinstance(given, Described):
+            fake: Tensor = self._made(replace(given, storage=described.storage))
+        else:
+            fake = self.mode.from_tensor(given.detach(), static_shapes=True)
         self.storages[described.storage] = fake.untyped_storage()
+        self.described[id(fake)] = fake, described
         return fake
 
     def made(self, described: Any) -> Any:
@@ -101,46 +167,41 @@ class Fakes:
     def take(self, made: Any, described: Any) -> bool:
         """Take the fake tensors `made` for those `described`; return whether they lie like them."""
         if isinstance(described, list | tuple):
-            alike = [self.take(*pair) for pair in zip(made, described, strict=True)]
-            return all(alike)
+            taken = [self.take(*pair) for pair in zip(made, described, strict=True)]
+            return all(taken)
         if not isinstance(described, Described):
             return True
         storage = made.untyped_storage()
         self.storages[described.storage] = storage
-        sizes = *described.shape, *described.stride, described.offset, described.nbytes
-        return (*layout(made), storage.nbytes()) == tuple(map(self._number, sizes))
+        alike = (*layout(made), storage.nbytes()) == self.numbers.all(lie(described))
+        if alike:
+            self.described.setdefault(id(made), (made, described))
+        return alike
 
     def shape(self, described: Described) -> tuple[int, ...]:
         """The shape of what is `described`."""
-        return tuple(map(self._number, described.shape))
+        return self.numbers.all(described.shape)
 
     def _made(self, described: Any) -> Any:
         if isinstance(described, SYMBOLS):
-            return _NUMBERS[type(described)](described.node.expr.xreplace(self._symbols))
+            return _NUMBERS[type(described)](described.node.expr.xreplace(self.numbers.symbols))
         if not isinstance(described, Described):
             return described
         storage = self.storages.get(described.storage)
         if storage is None:
-            nbytes = self._number(described.nbytes)
+            nbytes = self.numbers.of(described.nbytes)
             storage = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
             self.storages[described.storage] = storage
         lying = torch.empty(0, dtype=described.dtype, device="meta").set_(
             storage,
-            self._number(described.offset),
+            self.numbers.of(described.offset),
             self.shape(described),
-            tuple(map(self._number, described.stride)),
+            self.numbers.all(described.stride),
         )
         fake: Tensor = FakeTensor(self.mode, lying, described.device)
         if described.conj or described.neg:
             with self.mode:
                 fake = torch._conj(fake) if described.conj else fake
                 fake = torch._neg_view(fake) if described.neg else fake
+        self.described[id(fake)] = fake, described
         return fake
-
-    def _number(self, size: Any) -> int:
-        """The value of a size. Raises TypeError if the forward inputs do not determine it."""
-        if isinstance(size, int):
-            return size
-        if size not in self._known:
-            self._known[size] = int(size.xreplace(self._symbols))
-        return self._known[size]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -25,7 +26,17 @@ from outcore.capture.compiler.tracing import as_kernels
 from outcore.capture.nodes.call_memory import attribute
 from outcore.capture.nodes.phases import arguments
 from outcore.capture.nodes.sites import site
-from outcore.capture.sizes.described import SYMBOLS, Described, Fakes, described, layout, storages
+from outcore.capture.sizes.described import (
+    SYMBOLS,
+    Described,
+    Fakes,
+    Numbers,
+    described,
+    layout,
+    lie,
+    sized,
+    storages,
+)
 from outcore.errors import CaptureError
 
 _SLICES: Final = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default
@@ -79,10 +90,11 @@ class Symbolic:
         numbers = tuple(args[i] for i in self._numbers)
         return numbers, tuple(layout(args[i]) for i in self._sized)
 
-    def at(self, args: Sequence[Any]) -> GraphModule:
+    def at(self, args: Sequence[Any]) -> Copied:
         """The graph for forward inputs like `args`, without those that are numbers.
 
-        Raises CaptureError if its results cannot be described.
+        A tensor among `args` may be a Described. Raises CaptureError if the graph's results cannot
+        be described.
         """
         with as_kernels(), enable_python_dispatcher(), without_autocast(), torch.no_grad():
             try:
@@ -94,13 +106,17 @@ class Symbolic:
                 reason = f"it cannot be described for other sizes ({type(error).__name__}: {what})"
                 raise CaptureError(reason=reason) from error
 
-    def symbols(self, args: Sequence[Any]) -> Mapping[Any, int]:
+    def numbers(self, args: Sequence[Any]) -> Numbers:
+        """The values of sizes, by the forward inputs `args`."""
+        return Numbers(self._symbols(args))
+
+    def _symbols(self, args: Sequence[Any]) -> Mapping[Any, int]:
         """Torch's symbols -> their values, by the forward inputs `args`."""
         known: list[tuple[Any, int]] = []
         for i in (*self._numbers, *self._sized):
             given = self.primals[i].meta["val"]
             pairs = (
-                zip(_lie(given), _lie(args[i]), strict=True)
+                zip(lie(given), lie(args[i]), strict=True)
                 if isinstance(given, Tensor)
                 else [(given, args[i])]
             )
@@ -113,20 +129,69 @@ class Symbolic:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of a symbolic graph with numbers, and how its parts follow from symbols."""
+
+    module: GraphModule
+    """The copy. Numbers among its arguments that come from symbols are SizedInt or SizedFloat."""
+    described: Mapping[int, tuple[Tensor, Described]]
+    """As `Fakes.described`."""
+    origins: Mapping[Node, Node]
+    """Node -> the symbolic graph's node that it is a copy of."""
+    ran: tuple[Ran, ...]
+    """The calls that were run because torch's word does not hold, in order."""
+    slices: tuple[Sliced, ...]
+    """All slices, those that are left out, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A call that was run on fake tensors."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    made: Any
+    """What it returned: fake tensors."""
+    alike: bool
+    """Whether they lie as torch described."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """A slice, or the call that undoes one, as torch described it."""
+
+    whole: Tensor
+    """The fake tensor that it is of."""
+    made: Described
+    """What it makes."""
+    left_out: bool
+    """Whether it takes all of it."""
+    alike: bool
+    """Whether it then also lies as its argument."""
+
+
 class _Copy:
     """Copies a graph, with numbers in place of symbols: those of the forward inputs `args`."""
 
     def __init__(self, symbolic: Symbolic, args: Sequence[Any]) -> None:
         self.symbolic, self.joint = symbolic, symbolic.joint
         self.args = dict(zip(symbolic.primals, args, strict=True))
-        self.fakes = Fakes(symbolic.symbols(args))
+        self.fakes = Fakes(symbolic.numbers(args))
         self.graph = Graph()
         self.new: dict[Node, Any] = {}
         """Node -> its copy, or the number that replaces it."""
         self.otherwise: set[Node] = set()
         """Nodes whose results do not lie as torch described."""
+        self.origins: dict[Node, Node] = {}
+        """As `Copied.origins`."""
+        self.ran: list[Ran] = []
+        """As `Copied.ran`."""
+        self.slices: list[Sliced] = []
+        """As `Copied.slices`."""
 
-    def made(self) -> GraphModule:
+    def made(self) -> Copied:
         """The copy. To be called once."""
         for node in self.joint.graph.nodes:
             if node.op == "output":
@@ -136,17 +201,22 @@ class _Copy:
                 self.new[node] = self._call(node)
             else:
                 self.new[node] = self._held(node)
-        return LazyGraphModule(self.joint, self.graph)  # nobody may ever run it as it is
+        return Copied(
+            LazyGraphModule(self.joint, self.graph),  # nobody may ever run it as it is
+            self.fakes.described,
+            self.origins,
+            tuple(self.ran),
+            tuple(self.slices),
+        )
 
     def _held(self, node: Node) -> Any:
         """The copy of an input or a constant; the number that is given for a symbol."""
         constant = node.op == "get_attr"
         given = attribute(self.joint, node) if constant else self.args.get(node)
         if node not in self.symbolic.described:
-            return given
+            return sized(given, node.meta["val"])
         known = self.symbolic.described[node]
-        tangent = given is None  # it is not given yet
-        made = self.fakes.made(known) if tangent else self.fakes.like(plain(given), known)
+        made = self.fakes.made(known) if given is None else self.fakes.like(plain(given), known)
         return self._copied(node, (), {}, made)
 
     def _call(self, node: Node) -> Any:
@@ -155,16 +225,21 @@ class _Copy:
         kwargs: Any
         args, kwargs = map_aggregate((node.args, node.kwargs), _by(self.new))
         if _is_number(node):
-            return self._run(node, args, kwargs)
+            return sized(self._run(node, args, kwargs), node.meta.get("val"))
         known = self.symbolic.described[node]
-        if node.target in _SLICES and self._takes_all(args[0], known):
-            self._take(node, args[0].meta["val"])
-            return args[0]
+        if node.target in _SLICES:
+            whole = args[0].meta["val"]
+            left_out = self._takes_all(whole, known)
+            alike = left_out and self._take(node, whole)
+            self.slices.append(Sliced(whole, known, left_out, alike))
+            if left_out:
+                return args[0]
         if self._holds(node, known):
             made = self.fakes.made(known)
         else:
             made = self._run(node, args, kwargs)
-            self._take(node, made)
+            given, named = map_aggregate((args, kwargs), _value)
+            self.ran.append(Ran(node.target, given, named, made, self._take(node, made)))
         return self._copied(node, args, kwargs, made)
 
     def _holds(self, node: Node, known: Any) -> bool:
@@ -186,13 +261,15 @@ class _Copy:
             return made <= set(chain.from_iterable(given))
         return made.isdisjoint(self.fakes.storages)
 
-    def _takes_all(self, whole: Node, known: Described) -> bool:
+    def _takes_all(self, whole: Tensor, known: Described) -> bool:
         """Whether a call slices all, or undoes that. torch traces it only with symbols."""
-        return tuple(whole.meta["val"].shape) == self.fakes.shape(known)
+        return tuple(whole.shape) == self.fakes.shape(known)
 
-    def _take(self, node: Node, made: Any) -> None:
-        if not self.fakes.take(made, self.symbolic.described[node]):
+    def _take(self, node: Node, made: Any) -> bool:
+        alike = self.fakes.take(made, self.symbolic.described[node])
+        if not alike:
             self.otherwise.add(node)
+        return alike
 
     def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
         """What a call makes of fake tensors."""
@@ -203,6 +280,7 @@ class _Copy:
     def _copied(self, node: Node, args: Any, kwargs: Any, made: Any) -> Node:
         copy = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
         copy.meta = {k: v for k, v in node.meta.items() if k not in _OF_SYMBOLS} | {"val": made}
+        self.origins[copy] = node
         return copy
 
 
@@ -241,12 +319,7 @@ def _value(arg: Any) -> Any:
 
 
 def _is_symbolic(known: Tensor) -> bool:
-    return any(isinstance(n, SYMBOLS) for n in _lie(known))
-
-
-def _lie(tensor: Tensor) -> tuple[Any, ...]:
-    """Shape, strides, offset and storage size: all numbers that describe where a tensor lies."""
-    return *layout(tensor), tensor.untyped_storage().nbytes()
+    return any(isinstance(n, SYMBOLS) for n in lie(known))
 
 
 def _finish(

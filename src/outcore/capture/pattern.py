@@ -1,0 +1,546 @@
+"""pattern: the trace of a symbolic graph for further sizes, from the one for some sizes.
+
+A copy of the graph with numbers, its rewriting and its capture take time for each op, but most of
+what they find is the same for all sizes. A Pattern keeps that, and expressions for the numbers that
+differ. What follows from numbers in other ways is decided anew for each size: which results are one
+Value, which ops may write over an argument, which calls are rewritten because something is large.
+If any of that turns out otherwise than in the trace at hand, the pattern has none for that size.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from outcore import aten
+from outcore.capture.compiler.compat import plain, without_autocast
+from outcore.capture.compiler.tracing import as_kernels
+from outcore.capture.graph import Captured, Joint, fits_over
+from outcore.capture.nodes.call_memory import BYTES
+from outcore.capture.rewrites import convolution, cross_entropy
+from outcore.capture.rewrites.metadata_only import INPUT
+from outcore.capture.sizes.described import (
+    SYMBOLS,
+    Described,
+    Numbers,
+    SizedFloat,
+    SizedInt,
+    layout,
+)
+from outcore.capture.sizes.symbolic import Copied, Ran, Symbolic
+from outcore.capture.source import Source
+from outcore.ir.trace import Arg, Buffer, Donation, Op, Ref, Trace, Value, refs
+
+Lie: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...], Any, Any]
+"""Shape, strides and offset of a tensor, and the bytes of its storage: numbers or expressions."""
+
+_PASSED_ON: Final = frozenset({convolution.BACKWARD, cross_entropy.GRADIENT})
+"""Calls that passes make: their numbers are those of the calls that they replace."""
+
+
+_ANY: Final = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+"""What expressions and ops may raise."""
+
+
+class _UnfitError(Exception):
+    """Some number of a trace is not known to be the value of an expression."""
+
+
+def pattern_of(symbolic: Symbolic, copied: Copied, source: Source) -> Pattern | None:
+    """The pattern of `source`, made from a copy of `symbolic`, and not corrected yet.
+
+    None if some number in its trace is not explained.
+    """
+    try:
+        return _Drawn(symbolic, copied, source).pattern()
+    except _UnfitError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """An argument or a result: the tensor with this number among `Pattern.lies`."""
+
+    lie: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _Rerun:
+    """A call that is run at each size, as torch's word for it does not hold (`Copied.ran`)."""
+
+    target: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    made: tuple[_At, ...]
+    """Its results."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """The trace of a symbolic graph, with expressions for the numbers that hang on sizes."""
+
+    symbolic: Symbolic
+    first: Captured
+    """What was captured for the sizes that it was made from."""
+    ops: tuple[Op, ...]
+    """Those of that trace. Numbers that hang on sizes are SizedInt or SizedFloat."""
+    sized: tuple[int, ...]
+    """The ops that have such numbers."""
+    outputs: tuple[Arg, ...]
+    """Those of that trace, with such numbers."""
+    gradients: tuple[Arg, ...]
+    """As `outputs`."""
+    lies: tuple[Lie | None, ...]
+    """The ways in which tensors lie. None: as a rerun shows."""
+    reruns: tuple[_Rerun, ...]
+    """What is run to know how its results lie."""
+    lie_of: tuple[int, ...]
+    """Value -> how it lies, as an index into `lies`."""
+    same: frozenset[tuple[int, int]]
+    """Pairs of lies that are the same: of one Value."""
+    apart: frozenset[frozenset[int]]
+    """Sets of lies that differ: of Values that differ in nothing else."""
+    sides: frozenset[Any]
+    """Sides that are expressions. Tensors with sides of 0 or 1 may lie otherwise."""
+    wholes: tuple[int, ...]
+    """Buffer -> how a tensor in it lies. An input has the bytes of what is given."""
+    within: Mapping[int, int]
+    """As `Captured.within`, with the Value on whose shape the bytes depend."""
+    donations: tuple[tuple[Donation, bool], ...]
+    """Where ops may write over an argument if both lie alike, and whether they do."""
+    slices: tuple[tuple[int, Lie, bool, bool], ...]
+    """As `Copied.slices`: how the whole lies and what is made, whether it takes all and is alike.
+    """
+    small: tuple[tuple[Described, Callable[[Tensor], bool]], ...]
+    """As `Sites.small`."""
+    settings: tuple[bool, ...]
+    """Settings of torch on which the effects of ops depend."""
+    large: set[int]
+    """As `Sites.large`: places in the graph, from all sizes so far."""
+    were_large: frozenset[int]
+    """The same when the pattern was made."""
+
+    def at(self, args: Sequence[Any]) -> Captured | None:
+        """What is captured for forward inputs like `args`, without its source.
+
+        None if it may be something else.
+        """
+        if self.settings != _settings() or self.large != self.were_large:
+            return None
+        given = [plain(args[i]) for i in self.symbolic.given]
+        try:
+            trace = self._trace(self.symbolic.numbers(args), given)
+        except _ANY:  # the forward inputs do not determine some number, or an op refuses it
+            return None
+        if trace is None:
+            return None
+        within = {op: _block_bytes(trace.values[value]) for op, value in self.within.items()}
+        return replace(self.first, trace=trace, within=within)
+
+    def _trace(self, numbers: Numbers, given: Sequence[Tensor]) -> Trace | None:
+        first, lies = self.first.trace, self._lies(numbers)
+        if lies is None or not self._is_alike(numbers, lies):
+            return None
+        values = tuple(map(_lying, first.values, (lies[i] for i in self.lie_of)))
+        if not _are_as_told(given, [values[i] for i in first.inputs[: len(given)]]):
+            return None
+        buffers = self._buffers(lies, given)
+        offsets = zip(values, first.values, strict=True)
+        decided = (
+            fits_over(donation, self.ops[donation.op].target, values, buffers) == fits
+            for donation, fits in self.donations
+        )
+        if not all(decided) or any(bool(a.offset) != bool(b.offset) for a, b in offsets):
+            return None
+        ops = list(self.ops)
+        for op in self.sized:
+            ops[op] = _resized(ops[op], numbers)
+        results = (_valued(arg, numbers) for arg in (self.outputs, self.gradients))
+        return first.resized(buffers, values, tuple(ops), *results)
+
+    def _lies(self, numbers: Numbers) -> list[Lie] | None:
+        """How tensors lie. None if a rerun shows that torch's word does not hold where it did."""
+        if any(numbers.of(side) <= 1 for side in self.sides):
+            return None
+        lies: list[Any] = [None if lie is None else _evaluated(lie, numbers) for lie in self.lies]
+        with as_kernels(), enable_python_dispatcher(), without_autocast(), torch.no_grad():
+            for rerun in self.reruns:
+                for at, shown in zip(rerun.made, _shown(rerun, lies, numbers), strict=True):
+                    lies[at.lie] = lies[at.lie] or shown
+                    if lies[at.lie] != shown:
+                        return None
+        return lies
+
+    def _is_alike(self, numbers: Numbers, lies: Sequence[Lie]) -> bool:
+        """Whether all is decided as in the first trace, by how tensors lie."""
+        return (
+            all(lies[a][:3] == lies[b][:3] for a, b in self.same)
+            and all(len({lies[i][:3] for i in group}) == len(group) for group in self.apart)
+            and all(map(partial(_is_sliced, numbers, lies), self.slices))
+            and not any(large(_empty(known, numbers)) for known, large in self.small)
+        )
+
+    def _buffers(self, lies: Sequence[Lie], given: Sequence[Tensor]) -> tuple[Buffer, ...]:
+        first = self.first.trace
+        inputs = (first.values[value].buffer for value in first.inputs)
+        held = {b: x.untyped_storage().nbytes() for b, x in zip(inputs, given, strict=False)}
+        sizes = (lies[whole][3] for whole in self.wholes)
+        return tuple(
+            Buffer(b.id, held.get(b.id, size), b.role, b.borrowed, b.name)
+            for b, size in zip(first.buffers, sizes, strict=True)
+        )
+
+
+class _Drawn:
+    """Finds the expressions in what was captured of a copy."""
+
+    def __init__(self, symbolic: Symbolic, copied: Copied, source: Source) -> None:
+        self.symbolic, self.copied, self.source = symbolic, copied, source
+        self.captured = source.captured
+        self.trace = source.captured.trace
+        self.joint: Joint = source.captured.source()
+        self.numbers: dict[Lie | int, int] = {}
+        """How tensors lie, or the id of one that lies otherwise than described -> its number."""
+        self.lies_of: list[list[int]] = [[] for _ in self.trace.values]
+        """Value -> the lies that it was described with."""
+        self.wholes = [-1] * len(self.trace.buffers)
+        """As `Pattern.wholes`."""
+        self.shown: set[int] = set()
+        """Ids of the fake tensors that reruns make."""
+
+    def pattern(self) -> Pattern:
+        """The pattern. Raises _UnfitError if there is none."""
+        self._check_whole()
+        reruns = tuple(map(self._rerun, self.copied.ran))
+        for node, made in self.joint.results.items():
+            self._describe(node, made)
+        for value in self.trace.values:
+            _require(self.lies_of[value.id])
+        pairs = zip(self.trace.ops, self.joint.nodes, strict=True)
+        ops = tuple(self._explained(op, node) for op, node in pairs)
+        results, count = self.joint.module.graph.output_node().args[0], len(self.trace.outputs)
+        assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
+        sites = self.source.sites
+        assert sites is not None  # noqa: S101 - it was made from a copy
+        small = [(self._known(made), large) for made, large in sites.small]
+        slices = tuple(
+            (self._number(each.whole), _lie(each.made), each.left_out, each.alike)
+            for each in self.copied.slices
+        )
+        lies = tuple(lie if isinstance(lie, tuple) else None for lie in self.numbers)
+        return Pattern(
+            symbolic=self.symbolic,
+            first=self.captured,
+            ops=ops,
+            sized=tuple(op.id for op in ops if any(map(_is_sized, _leaves(op.arguments)))),
+            outputs=_with_sized(self.trace.outputs, results[:count]),
+            gradients=_with_sized(self.trace.gradients, results[count:]),
+            lies=lies,
+            reruns=reruns,
+            lie_of=tuple(lies[0] for lies in self.lies_of),
+            same=frozenset((of[0], lie) for of in self.lies_of for lie in of[1:] if lie != of[0]),
+            apart=frozenset(self._apart()),
+            sides=frozenset(n for lie in lies if lie for n in lie[0] if not isinstance(n, int)),
+            wholes=tuple(self.wholes),
+            within={op: self._result(op) for op in self.captured.within},
+            donations=tuple(self._donations()),
+            slices=slices,
+            small=tuple(small),
+            settings=_settings(),
+            large=sites.large,
+            were_large=frozenset(sites.large),
+        )
+
+    def _check_whole(self) -> None:
+        """Raise _UnfitError if something is captured in one way or another by what is given."""
+        captured, copied = self.captured, self.copied
+        _require(not any(map(_goes_by_numbers, copied.module.graph.nodes)))
+        _require(self.source.dense() is copied.module)
+        _require(self.source.sparse is None and not captured.turned)
+        on_cpu = captured.device.type == "cpu"
+        _require(on_cpu or not any("batch_norm" in op.target for op in self.trace.ops))
+        inputs = [self.trace.values[value].buffer for value in self.trace.inputs]
+        _require(len(set(inputs)) == len(inputs))
+        storages = {_storage(node.meta["val"]) for node in self._inputs()}
+        _require(len(storages) == len(self.symbolic.given))
+        numbers = (n.meta.get("val") for n in self.symbolic.joint.graph.nodes)
+        _require(not any(isinstance(n, torch.SymBool) for n in numbers))
+
+    def _inputs(self) -> list[Node]:
+        """The nodes of the forward inputs."""
+        nodes = list(self.joint.module.graph.find_nodes(op="placeholder"))
+        return nodes[: len(self.symbolic.given)]
+
+    def _describe(self, node: Node, made: Any) -> None:
+        """Take down how the results of a node lie; `made`: their Values."""
+        tensors, values = node.meta["val"], made
+        if not isinstance(values, list):
+            tensors, values = [tensors], [values]
+        for tensor, value in zip(tensors, values, strict=True):
+            if value is None:
+                continue
+            number, buffer = self._number(tensor), self.trace.values[value].buffer
+            self.lies_of[value].append(number)
+            if self.wholes[buffer] < 0:
+                self.wholes[buffer] = number
+
+    def _rerun(self, ran: Ran) -> _Rerun:
+        args, kwargs = _mapped(self._at, (ran.args, ran.kwargs))
+        made = _tensors(ran.made)
+        self.shown.update(map(id, made))
+        return _Rerun(ran.target, args, kwargs, tuple(map(self._at, made)))
+
+    def _at(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        _require(not leaf.is_conj() and not leaf.is_neg())
+        return _At(self._number(leaf), leaf.dtype, leaf.device)
+
+    def _number(self, tensor: Tensor) -> int:
+        """The number of how a fake tensor lies."""
+        known = self.copied.described.get(id(tensor))
+        lie: Lie | int = id(tensor)
+        if known is not None and known[0] is tensor:
+            lie = _lie(known[1])
+        else:
+            _require(lie in self.shown)
+        return self.numbers.setdefault(lie, len(self.numbers))
+
+    def _known(self, tensor: Tensor) -> Described:
+        """How torch described a fake tensor. Raises _UnfitError if a pass made it."""
+        found = self.copied.described.get(id(tensor))
+        if found is None or found[0] is not tensor:
+            raise _UnfitError
+        return found[1]
+
+    def _apart(self) -> Iterator[frozenset[int]]:
+        """As `Pattern.apart`."""
+        groups: dict[Any, set[int]] = {}
+        for v in self.trace.values:
+            groups.setdefault((v.buffer, v.dtype, v.conj, v.neg), set()).add(self.lies_of[v.id][0])
+        yield from (frozenset(group) for group in groups.values() if len(group) > 1)
+
+    # ---- ops ------------------------------------------------------------------------------------
+
+    def _explained(self, op: Op, node: Node) -> Op:
+        """`op`, with each number that hangs on sizes as one that is sized.
+
+        Raises _UnfitError if it is not known which ones do.
+        """
+        if op.id in self.captured.within:
+            value = self.trace.values[self._result(op.id)]
+            _require(node.meta[BYTES] == _block_bytes(value))
+        if INPUT in node.meta:
+            known = self._known(node.meta[INPUT].meta["val"])
+            sides, strides = _like(op.args[1], known.shape), _like(op.args[2], known.stride)
+            rest = _with_sized(op.args[3:], node.args[3:])
+            return replace(op, args=(op.args[0], sides, strides, *rest))
+        args = _with_sized(op.args, node.args)
+        kwargs = zip(op.kwargs, node.kwargs.values(), strict=True)
+        op = replace(op, args=args, kwargs=tuple((k, _with_sized(v, n)) for (k, v), n in kwargs))
+        origin = self.copied.origins.get(node)
+        if origin is None or origin.target is not node.target:
+            _require(node.target in _PASSED_ON)
+            return op
+        ours = [x for x in _leaves((node.args, dict(node.kwargs))) if not isinstance(x, Node)]
+        given = _leaves((origin.args, dict(origin.kwargs)))
+        theirs = [x for x in given if not isinstance(x, Node) or x not in self.symbolic.described]
+        _require(len(ours) == len(theirs) and all(map(_is_of, ours, theirs)))
+        return op
+
+    def _result(self, op: int) -> int:
+        """The Value that an op makes that is written block by block."""
+        _require(self.trace.ops[op].target == aten.CROSS_ENTROPY)
+        (value,) = self.trace.ops[op].outputs
+        assert value is not None  # noqa: S101 - the op returns one tensor
+        return value
+
+    def _donations(self) -> Iterator[tuple[Donation, bool]]:
+        """As `Pattern.donations`."""
+        values, done = self.trace.values, {*self.trace.donations}
+        for op in self.trace.ops:
+            for position in aten.DONATIONS.get(op.target, ((), ""))[0]:
+                given, result = op.args[position], op.outputs[0]
+                if isinstance(given, Ref) and result is not None:
+                    buffer = values[given.value].buffer
+                    read = [r for r in refs(op.args) if values[r.value].buffer == buffer]
+                    if read == [given]:
+                        donation = Donation(op.id, given.value, result)
+                        yield donation, donation in done
+
+
+def _lie(known: Described) -> Lie:
+    return known.shape, known.stride, known.offset, known.nbytes
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    return [leaf for leaf in _leaves(made) if isinstance(leaf, Tensor)]
+
+
+def _mapped(function: Callable[[Any], Any], given: Any) -> Any:
+    return tree_map(function, given, is_leaf=lambda each: each is None)
+
+
+def _require(fits: object) -> None:
+    if not fits:
+        raise _UnfitError
+
+
+def _goes_by_numbers(node: Node) -> bool:
+    """Whether a call is captured in one way or another by the numbers that it gets."""
+    of_input = node.all_input_nodes and node.all_input_nodes[0].op != "call_function"
+    return node.target is torch.ops.aten.as_strided.default and bool(of_input)
+
+
+def _leaves(given: Any) -> list[Any]:
+    return tree_leaves(given, is_leaf=lambda each: each is None)
+
+
+def _is_sized(leaf: Any) -> bool:
+    return isinstance(leaf, SizedInt | SizedFloat)
+
+
+def _with_sized(arg: Any, given: Any) -> Any:
+    """An argument of an op in a trace, with the numbers of the node's argument that are sized."""
+    if _is_sized(given):
+        return given
+    if isinstance(arg, tuple) and isinstance(given, list | tuple):
+        return tuple(_with_sized(*pair) for pair in zip(arg, given, strict=True))
+    return arg
+
+
+def _is_of(ours: Any, theirs: Any) -> bool:
+    """Whether a number of a copy is that of the symbolic graph, there maybe as a node."""
+    if not isinstance(theirs, Node):
+        return type(ours) is type(theirs) and bool(ours == theirs)
+    return isinstance(theirs.meta.get("val"), SYMBOLS) == _is_sized(ours)
+
+
+def _like(numbers: Arg, expressions: Sequence[Any]) -> Arg:
+    """`numbers` as the values of `expressions`. Raises _UnfitError if there are more or fewer."""
+    assert isinstance(numbers, tuple)  # noqa: S101 - a list of ints, by the op's schema
+    _require(len(numbers) == len(expressions))
+    return tuple(_sized(n, e) for n, e in zip(numbers, expressions, strict=True))
+
+
+def _sized(number: Arg, expression: Any) -> Arg:
+    assert isinstance(number, int)  # noqa: S101 - as above
+    if isinstance(expression, int):
+        _require(number == expression)
+        return number
+    made = SizedInt(number)
+    made.expression = expression
+    return made
+
+
+# ---- other sizes --------------------------------------------------------------------------------
+
+
+def _evaluated(lie: Lie, numbers: Numbers) -> Lie:
+    shape, stride, offset, nbytes = lie
+    return numbers.all(shape), numbers.all(stride), numbers.of(offset), numbers.of(nbytes)
+
+
+def _shown(rerun: _Rerun, lies: Sequence[Lie], numbers: Numbers) -> list[Lie]:
+    """How the results of a rerun lie. Views are as on any device, so no fake tensor is needed."""
+    mode = None if _is_view(rerun.target) else FakeTensorMode()
+
+    def given(leaf: Any) -> Any:
+        if not isinstance(leaf, _At):
+            return _valued(leaf, numbers)
+        shape, stride, offset, nbytes = lies[leaf.lie]
+        storage = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+        tensor = torch.empty(0, dtype=leaf.dtype, device="meta")
+        tensor = tensor.set_(storage, offset, shape, stride)
+        return tensor if mode is None else FakeTensor(mode, tensor, leaf.device)
+
+    args, kwargs = _mapped(given, (rerun.args, rerun.kwargs))
+    with mode or no_python_dispatcher():  # which would describe views in torch's way
+        made = rerun.target(*args, **kwargs)
+    return [
+        (tuple(t.shape), t.stride(), t.storage_offset(), t.untyped_storage().nbytes())
+        for t in _tensors(made)
+    ]
+
+
+def _is_view(target: Any) -> bool:
+    """Whether a call only reads memory in another way, or selects one of several results."""
+    if not isinstance(target, OpOverload):
+        return target is operator.getitem
+    aliases = [result.alias_info for result in target._schema.returns]
+    return bool(aliases) and all(alias and not alias.is_write for alias in aliases)
+
+
+def _is_sliced(numbers: Numbers, lies: Sequence[Lie], of: tuple[int, Lie, bool, bool]) -> bool:
+    """Whether a slice is left out, and lies as what it is of, as it was in the first trace."""
+    whole, made, left_out, alike = of
+    lie = _evaluated(made, numbers)
+    return left_out == (lies[whole][0] == lie[0]) and alike == (left_out and lies[whole] == lie)
+
+
+def _lying(value: Value, lie: Lie) -> Value:
+    return Value(value.id, value.buffer, value.dtype, *lie[:3], value.conj, value.neg)
+
+
+def _are_as_told(given: Sequence[Tensor], values: Sequence[Value]) -> bool:
+    """Whether each of the tensors `given` has a storage of its own, and lies as its Value."""
+    return len({_storage(tensor) for tensor in given}) == len(given) and all(
+        layout(tensor) == (*value.shape, *value.stride, value.offset)
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        for tensor, value in zip(given, values, strict=True)
+    )
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _resized(op: Op, numbers: Numbers) -> Op:
+    args = tuple(_valued(arg, numbers) for arg in op.args)
+    kwargs = tuple((name, _valued(arg, numbers)) for name, arg in op.kwargs)
+    return replace(op, args=args, kwargs=kwargs)
+
+
+def _valued(arg: Any, numbers: Numbers) -> Any:
+    """An argument with the values of its expressions."""
+    if isinstance(arg, tuple):
+        return tuple(_valued(each, numbers) for each in arg)
+    if isinstance(arg, SizedInt):
+        return numbers.of(arg.expression)
+    if isinstance(arg, SizedFloat):
+        return float(arg.expression.xreplace(numbers.symbols))
+    return arg
+
+
+def _empty(known: Described, numbers: Numbers) -> Tensor:
+    """A tensor of the shape and dtype of what is `known`, without memory."""
+    return torch.empty(numbers.all(known.shape), dtype=known.dtype, device="meta")
+
+
+def _block_bytes(value: Value) -> int:
+    dtype = getattr(torch, value.dtype)
+    return cross_entropy.block_bytes(torch.empty(value.shape, dtype=dtype, device="meta"))
+
+
+def _settings() -> tuple[bool, ...]:
+    cudnn = torch.backends.cudnn
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        cudnn.benchmark,
+        cudnn.deterministic,
+    )
