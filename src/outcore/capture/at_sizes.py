@@ -18,6 +18,9 @@ from outcore.capture.sizes.symbolic import Copied, Symbolic
 from outcore.capture.source import Source
 from outcore.errors import CaptureError
 
+MOST = 4
+"""The most patterns of a graph: each is for sizes that are captured in the same way."""
+
 TRUSTED = 2
 """Sizes for which a pattern must have told the trace that was captured, before it is used."""
 
@@ -30,45 +33,52 @@ class AtSizes:
 
     def __init__(self, symbolic: Symbolic, source_of: Callable[[GraphModule], Source]) -> None:
         self.symbolic, self._source_of = symbolic, source_of
-        self._pattern: Pattern | None = None
-        self._agreed = 0
-        """Sizes for which the pattern told what was captured."""
+        self._patterns: dict[Pattern, int] = {}
+        """Pattern -> sizes for which it told what was captured, after those it was made from."""
         self._without = False
-        """Whether no pattern is looked for any more."""
+        """Whether no patterns are used or looked for any more."""
 
     def at(self, args: Sequence[Any]) -> Source:
         """What is captured for forward inputs like `args`.
 
         Raises CaptureError if the graph cannot be made, or not be captured.
         """
-        told = None if self._pattern is None else self._pattern.at(args)
-        if told is not None and self._agreed >= TRUSTED:
+        found = ((pattern, pattern.at(args)) for pattern in self._patterns)
+        pattern, told = next((each for each in found if each[1] is not None), (None, None))
+        if pattern is not None and told is not None and self._patterns[pattern] >= TRUSTED:
+            pattern.family.add(told.trace)
             return self._by_pattern(args, told)
         copied, source = self._copied(args)
-        if self._pattern is None and not self._without:
-            self._pattern, self._agreed = pattern_of(self.symbolic, copied, source), -1
-            self._without = self._pattern is None
-            told = None if self._pattern is None else self._pattern.at(args)
-        if told is not None:
-            self._compare(told, source.captured)
-        elif self._agreed < 0:  # it does not fit the sizes that it was made from
-            self._pattern = None
+        if pattern is not None and told is not None:
+            self._compare(pattern, told, source.captured)
+        elif not self._without:
+            self._learn(args, copied, source)
         return source
+
+    def _learn(self, args: Sequence[Any], copied: Copied, source: Source) -> None:
+        """Look for a pattern in what was captured, as none told it."""
+        self._patterns = {p: n for p, n in self._patterns.items() if not p.outdated}
+        pattern = pattern_of(self.symbolic, copied, source)
+        self._without = pattern is None
+        told = None if pattern is None else pattern.at(args)
+        if pattern is not None and told is not None and len(self._patterns) < MOST:
+            self._patterns[pattern] = -1
+            self._compare(pattern, told, source.captured)
 
     def _copied(self, args: Sequence[Any]) -> tuple[Copied, Source]:
         copied = self.symbolic.at(args)
         return copied, self._source_of(copied.module)
 
-    def _compare(self, told: Captured, captured: Captured) -> None:
-        """Note whether the pattern told what was captured; if not, use none any more."""
+    def _compare(self, pattern: Pattern, told: Captured, captured: Captured) -> None:
+        """Note whether a pattern told what was captured; if not, use none any more."""
         alike = told.trace == captured.trace and told.within == captured.within
-        self._agreed += 1
+        self._patterns[pattern] += 1
         if not alike:
             self._leave()
 
     def _leave(self) -> None:
-        """Use no pattern from now on."""
-        self._pattern, self._without = None, True
+        """Use no patterns from now on."""
+        self._patterns, self._without = {}, True
 
     def _by_pattern(self, args: Sequence[Any], told: Captured) -> Source:
         later = _Later(self._copied, args, told)

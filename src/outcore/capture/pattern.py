@@ -21,7 +21,8 @@ from torch._dispatch.python import enable_python_dispatcher, no_python_dispatche
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves
 
 from outcore import aten
 from outcore.capture.compiler.compat import plain, without_autocast
@@ -40,10 +41,12 @@ from outcore.capture.sizes.described import (
 )
 from outcore.capture.sizes.symbolic import Copied, Ran, Symbolic
 from outcore.capture.source import Source
+from outcore.ir.family import Family
 from outcore.ir.trace import Arg, Buffer, Donation, Op, Ref, Trace, Value, refs
 
 Lie: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...], Any, Any]
-"""Shape, strides and offset of a tensor, and the bytes of its storage: numbers or expressions."""
+"""Shape, strides and offset of a tensor, and the bytes of its storage: numbers or expressions. The
+bytes of an input's storage are those that are given."""
 
 _PASSED_ON: Final = frozenset({convolution.BACKWARD, cross_entropy.GRADIENT})
 """Calls that passes make: their numbers are those of the calls that they replace."""
@@ -66,6 +69,13 @@ def pattern_of(symbolic: Symbolic, copied: Copied, source: Source) -> Pattern | 
         return _Drawn(symbolic, copied, source).pattern()
     except _UnfitError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _OfInput:
+    """The bytes of the storage of the input at this position among those that are tensors."""
+
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +109,6 @@ class Pattern:
     """Those of that trace. Numbers that hang on sizes are SizedInt or SizedFloat."""
     sized: tuple[int, ...]
     """The ops that have such numbers."""
-    outputs: tuple[Arg, ...]
-    """Those of that trace, with such numbers."""
-    gradients: tuple[Arg, ...]
-    """As `outputs`."""
     lies: tuple[Lie | None, ...]
     """The ways in which tensors lie. None: as a rerun shows."""
     reruns: tuple[_Rerun, ...]
@@ -116,12 +122,12 @@ class Pattern:
     sides: frozenset[Any]
     """Sides that are expressions. Tensors with sides of 0 or 1 may lie otherwise."""
     wholes: tuple[int, ...]
-    """Buffer -> how a tensor in it lies. An input has the bytes of what is given."""
+    """Buffer -> how a tensor in it lies."""
     within: Mapping[int, int]
     """As `Captured.within`, with the Value on whose shape the bytes depend."""
     donations: tuple[tuple[Donation, bool], ...]
     """Where ops may write over an argument if both lie alike, and whether they do."""
-    slices: tuple[tuple[int, Lie, bool, bool], ...]
+    slices: tuple[tuple[int, int, bool, bool], ...]
     """As `Copied.slices`: how the whole lies and what is made, whether it takes all and is alike.
     """
     small: tuple[tuple[Described, Callable[[Tensor], bool]], ...]
@@ -132,32 +138,46 @@ class Pattern:
     """As `Sites.large`: places in the graph, from all sizes so far."""
     were_large: frozenset[int]
     """The same when the pattern was made."""
+    family: Family
+    """That of the traces that it tells, once they are used."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether other ops are captured now, or other effects."""
+        return self.settings != _settings() or self.large != self.were_large
 
     def at(self, args: Sequence[Any]) -> Captured | None:
         """What is captured for forward inputs like `args`, without its source.
 
         None if it may be something else.
         """
-        if self.settings != _settings() or self.large != self.were_large:
+        if self.outdated:
             return None
         given = [plain(args[i]) for i in self.symbolic.given]
+        numbers = self.symbolic.numbers(args)
         try:
-            trace = self._trace(self.symbolic.numbers(args), given)
+            lies = self._lies(numbers, [tensor.untyped_storage().nbytes() for tensor in given])
         except _ANY:  # the forward inputs do not determine some number, or an op refuses it
             return None
+        trace = None if lies is None else self._trace(numbers, lies, given)
         if trace is None:
             return None
         within = {op: _block_bytes(trace.values[value]) for op, value in self.within.items()}
         return replace(self.first, trace=trace, within=within)
 
-    def _trace(self, numbers: Numbers, given: Sequence[Tensor]) -> Trace | None:
-        first, lies = self.first.trace, self._lies(numbers)
-        if lies is None or not self._is_alike(numbers, lies):
+    def _trace(
+        self, numbers: Numbers, lies: Sequence[Lie], given: Sequence[Tensor]
+    ) -> Trace | None:
+        first = self.first.trace
+        if not self._is_alike(numbers, lies):
             return None
         values = tuple(map(_lying, first.values, (lies[i] for i in self.lie_of)))
         if not _are_as_told(given, [values[i] for i in first.inputs[: len(given)]]):
             return None
-        buffers = self._buffers(lies, given)
+        buffers = tuple(
+            Buffer(b.id, lies[whole][3], b.role, b.borrowed, b.name)
+            for b, whole in zip(first.buffers, self.wholes, strict=True)
+        )
         offsets = zip(values, first.values, strict=True)
         decided = (
             fits_over(donation, self.ops[donation.op].target, values, buffers) == fits
@@ -168,14 +188,13 @@ class Pattern:
         ops = list(self.ops)
         for op in self.sized:
             ops[op] = _resized(ops[op], numbers)
-        results = (_valued(arg, numbers) for arg in (self.outputs, self.gradients))
-        return first.resized(buffers, values, tuple(ops), *results)
+        return first.resized(buffers, values, tuple(ops))
 
-    def _lies(self, numbers: Numbers) -> list[Lie] | None:
+    def _lies(self, numbers: Numbers, held: Sequence[int]) -> list[Lie] | None:
         """How tensors lie. None if a rerun shows that torch's word does not hold where it did."""
         if any(numbers.of(side) <= 1 for side in self.sides):
             return None
-        lies: list[Any] = [None if lie is None else _evaluated(lie, numbers) for lie in self.lies]
+        lies: list[Any] = [lie and _evaluated(lie, numbers, held) for lie in self.lies]
         with as_kernels(), enable_python_dispatcher(), without_autocast(), torch.no_grad():
             for rerun in self.reruns:
                 for at, shown in zip(rerun.made, _shown(rerun, lies, numbers), strict=True):
@@ -189,18 +208,8 @@ class Pattern:
         return (
             all(lies[a][:3] == lies[b][:3] for a, b in self.same)
             and all(len({lies[i][:3] for i in group}) == len(group) for group in self.apart)
-            and all(map(partial(_is_sliced, numbers, lies), self.slices))
+            and all(map(partial(_is_sliced, lies), self.slices))
             and not any(large(_empty(known, numbers)) for known, large in self.small)
-        )
-
-    def _buffers(self, lies: Sequence[Lie], given: Sequence[Tensor]) -> tuple[Buffer, ...]:
-        first = self.first.trace
-        inputs = (first.values[value].buffer for value in first.inputs)
-        held = {b: x.untyped_storage().nbytes() for b, x in zip(inputs, given, strict=False)}
-        sizes = (lies[whole][3] for whole in self.wholes)
-        return tuple(
-            Buffer(b.id, held.get(b.id, size), b.role, b.borrowed, b.name)
-            for b, size in zip(first.buffers, sizes, strict=True)
         )
 
 
@@ -218,36 +227,37 @@ class _Drawn:
         """Value -> the lies that it was described with."""
         self.wholes = [-1] * len(self.trace.buffers)
         """As `Pattern.wholes`."""
+        given = (symbolic.primals[i] for i in symbolic.given)
+        self.given = {symbolic.described[n].storage: _OfInput(i) for i, n in enumerate(given)}
+        """Storages of the forward inputs, as in a Described."""
         self.shown: set[int] = set()
         """Ids of the fake tensors that reruns make."""
 
     def pattern(self) -> Pattern:
         """The pattern. Raises _UnfitError if there is none."""
         self._check_whole()
-        reruns = tuple(map(self._rerun, self.copied.ran))
+        ran = (each for each in self.copied.ran if each.target is not operator.getitem)
+        reruns = tuple(map(self._rerun, ran))
         for node, made in self.joint.results.items():
             self._describe(node, made)
         for value in self.trace.values:
             _require(self.lies_of[value.id])
         pairs = zip(self.trace.ops, self.joint.nodes, strict=True)
         ops = tuple(self._explained(op, node) for op, node in pairs)
-        results, count = self.joint.module.graph.output_node().args[0], len(self.trace.outputs)
-        assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
         sites = self.source.sites
         assert sites is not None  # noqa: S101 - it was made from a copy
         small = [(self._known(made), large) for made, large in sites.small]
         slices = tuple(
-            (self._number(each.whole), _lie(each.made), each.left_out, each.alike)
+            (self._number(each.whole), self._of(each.made), each.left_out, each.alike)
             for each in self.copied.slices
         )
+        sized = tuple(op.id for op in ops if any(map(_is_sized, _leaves(op.arguments))))
         lies = tuple(lie if isinstance(lie, tuple) else None for lie in self.numbers)
         return Pattern(
             symbolic=self.symbolic,
             first=self.captured,
             ops=ops,
-            sized=tuple(op.id for op in ops if any(map(_is_sized, _leaves(op.arguments)))),
-            outputs=_with_sized(self.trace.outputs, results[:count]),
-            gradients=_with_sized(self.trace.gradients, results[count:]),
+            sized=sized,
             lies=lies,
             reruns=reruns,
             lie_of=tuple(lies[0] for lies in self.lies_of),
@@ -262,6 +272,7 @@ class _Drawn:
             settings=_settings(),
             large=sites.large,
             were_large=frozenset(sites.large),
+            family=Family(sized),
         )
 
     def _check_whole(self) -> None:
@@ -269,7 +280,9 @@ class _Drawn:
         captured, copied = self.captured, self.copied
         _require(not any(map(_goes_by_numbers, copied.module.graph.nodes)))
         _require(self.source.dense() is copied.module)
-        _require(self.source.sparse is None and not captured.turned)
+        results = copied.module.graph.output_node().args
+        _require(self.source.sparse is None and not any(map(_is_sized, _leaves(results))))
+        _require(not any(value.conj or value.neg for value in self.trace.values))
         on_cpu = captured.device.type == "cpu"
         _require(on_cpu or not any("batch_norm" in op.target for op in self.trace.ops))
         inputs = [self.trace.values[value].buffer for value in self.trace.inputs]
@@ -298,7 +311,7 @@ class _Drawn:
                 self.wholes[buffer] = number
 
     def _rerun(self, ran: Ran) -> _Rerun:
-        args, kwargs = _mapped(self._at, (ran.args, ran.kwargs))
+        args, kwargs = map_aggregate((ran.args, ran.kwargs), self._at)
         made = _tensors(ran.made)
         self.shown.update(map(id, made))
         return _Rerun(ran.target, args, kwargs, tuple(map(self._at, made)))
@@ -312,11 +325,15 @@ class _Drawn:
     def _number(self, tensor: Tensor) -> int:
         """The number of how a fake tensor lies."""
         known = self.copied.described.get(id(tensor))
-        lie: Lie | int = id(tensor)
         if known is not None and known[0] is tensor:
-            lie = _lie(known[1])
-        else:
-            _require(lie in self.shown)
+            return self._of(known[1])
+        _require(id(tensor) in self.shown)
+        return self.numbers.setdefault(id(tensor), len(self.numbers))
+
+    def _of(self, known: Described) -> int:
+        """The number of how something is described to lie."""
+        nbytes = self.given.get(known.storage, known.nbytes)
+        lie = known.shape, known.stride, known.offset, nbytes
         return self.numbers.setdefault(lie, len(self.numbers))
 
     def _known(self, tensor: Tensor) -> Described:
@@ -382,16 +399,8 @@ class _Drawn:
                         yield donation, donation in done
 
 
-def _lie(known: Described) -> Lie:
-    return known.shape, known.stride, known.offset, known.nbytes
-
-
 def _tensors(made: Any) -> list[Tensor]:
     return [leaf for leaf in _leaves(made) if isinstance(leaf, Tensor)]
-
-
-def _mapped(function: Callable[[Any], Any], given: Any) -> Any:
-    return tree_map(function, given, is_leaf=lambda each: each is None)
 
 
 def _require(fits: object) -> None:
@@ -449,9 +458,10 @@ def _sized(number: Arg, expression: Any) -> Arg:
 # ---- other sizes --------------------------------------------------------------------------------
 
 
-def _evaluated(lie: Lie, numbers: Numbers) -> Lie:
-    shape, stride, offset, nbytes = lie
-    return numbers.all(shape), numbers.all(stride), numbers.of(offset), numbers.of(nbytes)
+def _evaluated(lie: Lie, numbers: Numbers, held: Sequence[int]) -> Lie:
+    shape, stride, offset, size = lie
+    nbytes = held[size.position] if isinstance(size, _OfInput) else numbers.of(size)
+    return numbers.all(shape), numbers.all(stride), numbers.of(offset), nbytes
 
 
 def _shown(rerun: _Rerun, lies: Sequence[Lie], numbers: Numbers) -> list[Lie]:
@@ -467,7 +477,7 @@ def _shown(rerun: _Rerun, lies: Sequence[Lie], numbers: Numbers) -> list[Lie]:
         tensor = tensor.set_(storage, offset, shape, stride)
         return tensor if mode is None else FakeTensor(mode, tensor, leaf.device)
 
-    args, kwargs = _mapped(given, (rerun.args, rerun.kwargs))
+    args, kwargs = map_aggregate((rerun.args, rerun.kwargs), given)
     with mode or no_python_dispatcher():  # which would describe views in torch's way
         made = rerun.target(*args, **kwargs)
     return [
@@ -477,18 +487,18 @@ def _shown(rerun: _Rerun, lies: Sequence[Lie], numbers: Numbers) -> list[Lie]:
 
 
 def _is_view(target: Any) -> bool:
-    """Whether a call only reads memory in another way, or selects one of several results."""
+    """Whether a call only reads memory in another way."""
     if not isinstance(target, OpOverload):
-        return target is operator.getitem
+        return False
     aliases = [result.alias_info for result in target._schema.returns]
     return bool(aliases) and all(alias and not alias.is_write for alias in aliases)
 
 
-def _is_sliced(numbers: Numbers, lies: Sequence[Lie], of: tuple[int, Lie, bool, bool]) -> bool:
+def _is_sliced(lies: Sequence[Lie], of: tuple[int, int, bool, bool]) -> bool:
     """Whether a slice is left out, and lies as what it is of, as it was in the first trace."""
     whole, made, left_out, alike = of
-    lie = _evaluated(made, numbers)
-    return left_out == (lies[whole][0] == lie[0]) and alike == (left_out and lies[whole] == lie)
+    takes_all = lies[whole][0] == lies[made][0]
+    return left_out == takes_all and alike == (takes_all and lies[whole] == lies[made])
 
 
 def _lying(value: Value, lie: Lie) -> Value:

@@ -5,25 +5,29 @@ what the caller gets, and the locals that the backward call needs. `backward(C, 
 locals, the list of tangents and the lane, and returns the gradients. Both empty the lists. All
 decisions are already made: the functions consist of calls, copies, waits and `del`.
 
+If the text is for all traces of a family, numbers that hang on sizes are globals.
+
 If a Layout says where slots lie, `place` precedes each instruction that requests memory and
 `placed` follows it. Results are `moved`, or made `at_home`.
 
 Names: `s3` is slot 3, `k17` the copy at body position 17, `r5` the generator's states before and
-after op 5's first run, `o2` the third distinct op, `g0` a view that is several gradients.
+after op 5's first run, `o2` the third distinct op, `g0` a view that is several gradients, `n4` the
+fifth number.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import torch
 
 from outcore import aten
 from outcore.execute.laid import as_declared, laid, reinterpret, relaid
+from outcore.ir.family import Family
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
 from outcore.ir.memory import private_slots
@@ -47,6 +51,53 @@ class Instruments:
 NONE = Instruments()
 
 
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Where a trace says a number, or several.
+
+    `what`: `shape`, `stride` or `offset` of Value `of`; `delta` or `bytes_after`, how far that
+    begins after the Value `at`; `nbytes` of Buffer `of`; `arg`, that of op `of` at the path `at`.
+    """
+
+    what: str
+    of: int
+    at: tuple[int, ...] = ()
+
+    def of_trace(self, trace: Trace) -> object:
+        """The number."""
+        return _NUMBERS[self.what](trace, self.of, self.at)
+
+
+def _arg_at(trace: Trace, op: int, path: tuple[int, ...]) -> object:
+    found: Any = trace.ops[op].arguments
+    for index in path:
+        found = found[index]
+    return found
+
+
+def _delta(trace: Trace, value: int, of: tuple[int, ...]) -> int:
+    return trace.values[value].offset - trace.values[of[0]].offset
+
+
+def _bytes_after(trace: Trace, value: int, of: tuple[int, ...]) -> int:
+    here, root = trace.values[value], trace.values[of[0]]
+    return here.offset * ITEM_BYTES[here.dtype] - root.offset * ITEM_BYTES[root.dtype]
+
+
+_NUMBERS: Final[dict[str, Callable[[Trace, int, tuple[int, ...]], object]]] = {
+    "shape": lambda trace, of, _: trace.values[of].shape,
+    "stride": lambda trace, of, _: trace.values[of].stride,
+    "offset": lambda trace, of, _: trace.values[of].offset,
+    "nbytes": lambda trace, of, _: trace.buffers[of].nbytes,
+    "delta": _delta,
+    "bytes_after": _bytes_after,
+    "arg": _arg_at,
+}
+
+_LIE: Final = "shape", "stride", "offset"
+"""What says how a Value lies in its buffer."""
+
+
 @dataclass(slots=True)
 class StepSource:
     """The generated text of both functions."""
@@ -55,6 +106,10 @@ class StepSource:
     backward: str
     names: dict[str, object] = field(default_factory=dict)
     """The globals that the text needs, besides those that `build` adds."""
+    bound: dict[str, Callable[..., object]] = field(default_factory=dict)
+    """Global -> the function that it is, bound to the trace as its first argument."""
+    numbers: dict[str, Number] = field(default_factory=dict)
+    """Global -> where the trace says which number it is."""
     private: tuple[int, ...] = ()
     """Positions in what crosses of the tensors that only outcore holds (`ir.memory`)."""
     copies: tuple[int, ...] = ()
@@ -66,22 +121,36 @@ def generate(
     program: Program,
     instruments: Instruments = NONE,
     layout: Layout | None = None,
+    *,
+    family: Family | None = None,
 ) -> StepSource:
-    """Generate the source of `program`. Takes time linear in the number of instructions."""
-    return _Writer(trace, program, instruments, layout).write()
+    """Generate the source of `program`. Takes time linear in the number of instructions.
+
+    `family`: that of the trace, if the text is to be the same for all its traces.
+    """
+    return _Writer(trace, program, instruments, layout, family).write()
 
 
 class _Writer:
     """Writes the text of the two functions of one program."""
 
     def __init__(
-        self, trace: Trace, program: Program, instruments: Instruments, layout: Layout | None
+        self,
+        trace: Trace,
+        program: Program,
+        instruments: Instruments,
+        layout: Layout | None,
+        family: Family | None,
     ) -> None:
         self.trace, self.program, self.instruments = trace, program, instruments
-        self.layout = layout
+        self.layout, self.family = layout, family
         self.slots = program.slots
         self.names: dict[str, object] = {}
         """Globals of the generated text."""
+        self.bound: dict[str, Callable[..., object]] = {}
+        """As `StepSource.bound`."""
+        self.numbers: dict[Number, str] = {}
+        """Where a number comes from -> its name."""
         self.ops: dict[str, str] = {}
         """Overload -> its name in the text."""
         self.roots = root_values(trace)
@@ -125,6 +194,8 @@ class _Writer:
             "\n".join([*forward, "", ""]),
             "\n".join([*backward, ""]),
             self.names,
+            self.bound,
+            {name: number for number, name in self.numbers.items()},
             tuple(i for i, name in enumerate(crossing) if name in private),
             tuple(i for i, name in enumerate(crossing) if name[0] == "k"),
         )
@@ -263,11 +334,13 @@ class _Writer:
             name, verb = self._made(made), relaid
             differs = ""
             if not opaque:
-                at = f" or {name}.storage_offset() != {value.offset}"
-                differs = f"if {name}.stride() != {value.stride}{at}: "
+                offset = self._number(Number("offset", value.id))
+                stride = self._number(Number("stride", value.id))
+                at = f" or {name}.storage_offset() != {offset}"
+                differs = f"if {name}.stride() != {stride}{at}: "
             elif value.buffer not in self.read_as_captured:
                 verb = as_declared
-            self.names[verb.__name__] = partial(verb, self.trace)
+            self.bound[verb.__name__] = verb
             yield f"{differs}{name} = {verb.__name__}({op.id}, {value.id}, {name})"
 
     def _drawing(self, op: Op, call: list[str], *, again: bool) -> Iterator[str]:
@@ -297,8 +370,7 @@ class _Writer:
         overload = aten.resolve(op.target)
         if run.donate and overload.namespace == aten.FUSED:
             return self._call_over(op, run)
-        args = [self._arg(a) for a in op.args]
-        args += [f"{name}={self._arg(a)}" for name, a in op.kwargs]
+        args = self._args(op)
         if run.donate:
             (source, target), (positions, out) = run.donate[0], aten.DONATIONS[op.target]
             over = next(args[i] for i in positions if self._lies_in(op.args[i], source))
@@ -342,9 +414,9 @@ class _Writer:
         made = op.outputs[0]
         assert made is not None  # noqa: S101 - the op has no other result
         value = self.trace.values[made]
-        nbytes = self.trace.buffers[value.buffer].nbytes
+        numbers = (("nbytes", value.buffer), *((name, value.id) for name in _LIE))
         self.names["laid"] = laid
-        return f"laid({call}, {nbytes}, {value.shape}, {value.stride}, {value.offset})"
+        return f"laid({call}, {', '.join(self._number(Number(*each)) for each in numbers)})"
 
     def _name(self, overload: torch._ops.OpOverload) -> str:
         """The name of `overload` in the text."""
@@ -368,6 +440,32 @@ class _Writer:
         return found
 
     # ---- arguments ------------------------------------------------------------------------------
+
+    def _number(self, number: Number) -> str:
+        """A number, or several, as text: by name if the text is for several sizes."""
+        if self.family is None:
+            return repr(number.of_trace(self.trace))
+        return self.numbers.setdefault(number, f"n{len(self.numbers)}")
+
+    def _args(self, op: Op) -> list[str]:
+        """The arguments of a call, as text."""
+        if self.family is None or op.id not in self.family.sized_ops:
+            args = [self._arg(a) for a in op.arguments]
+        else:
+            numbered = enumerate(op.arguments)
+            args = [self._sized(a, Number("arg", op.id, (i,))) for i, a in numbered]
+        named = len(op.args)
+        keywords = (name for name, _ in op.kwargs)
+        return args[:named] + [f"{k}={a}" for k, a in zip(keywords, args[named:], strict=True)]
+
+    def _sized(self, arg: Arg, number: Number) -> str:
+        """An argument that may hang on sizes; `number`: where it is."""
+        if isinstance(arg, tuple):
+            numbered = enumerate(arg)
+            parts = (self._sized(a, replace(number, at=(*number.at, i))) for i, a in numbered)
+            return "[" + ", ".join(parts) + "]"
+        is_number = isinstance(arg, int | float) and not isinstance(arg, bool)
+        return self._number(number) if is_number else self._arg(arg)
 
     def _arg(self, arg: Arg) -> str:
         """An argument of an op, as text."""
@@ -409,17 +507,20 @@ class _Writer:
         root = self.roots[value.buffer]
         if _lies_as(value, root):
             return slot
+        shape, stride = (self._number(Number(name, value.id)) for name in _LIE[:2])
         if value.dtype == root.dtype:
-            delta = value.offset - root.offset
-            start = f"{slot}.storage_offset() + {delta}" if delta else f"{slot}.storage_offset()"
-            if root.offset == 0 and not self.trace.buffers[value.buffer].borrowed:
-                start = str(value.offset)
+            start = self._number(Number("offset", value.id))
+            if root.offset != 0 or self.trace.buffers[value.buffer].borrowed:
+                start = f"{slot}.storage_offset()"
+                at_root = value.offset == root.offset
+                if not at_root or (self.family is not None and root.offset):
+                    start += f" + {self._number(Number('delta', value.id, (root.id,)))}"
             self.names["view"] = torch.as_strided
-            return f"view({slot}, {value.shape}, {value.stride}, {start})"
+            return f"view({slot}, {shape}, {stride}, {start})"
         self.names["reinterpret"] = reinterpret
         dtype = self._symbol(Symbol("dtype", value.dtype))
-        after = value.offset * ITEM_BYTES[value.dtype] - root.offset * ITEM_BYTES[root.dtype]
-        return f"reinterpret({slot}, {dtype}, {value.shape}, {value.stride}, {after})"
+        after = self._number(Number("bytes_after", value.id, (root.id,)))
+        return f"reinterpret({slot}, {dtype}, {shape}, {stride}, {after})"
 
 
 def root_values(trace: Trace) -> list[Value]:

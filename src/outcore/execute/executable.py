@@ -10,15 +10,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from types import CodeType
 from typing import Any
 
 import torch
 
 from outcore.errors import StepError, VerifyError
-from outcore.execute.codegen import NONE, Instruments, generate, root_values
+from outcore.execute.codegen import NONE, Instruments, StepSource, generate, root_values
 from outcore.execute.driver import Generator, Region
 from outcore.gauges import Moment
 from outcore.gc_paused import gc_paused
+from outcore.ir.family import Family, family_of
 from outcore.ir.hardware import Tier
 from outcore.ir.layout import Layout
 from outcore.ir.memory import private_bytes
@@ -31,6 +33,21 @@ DREW = (
     "op {op} {target} drew different random numbers when it was recomputed: another thread draws "
     "from torch's default generator, or seeds it; give that thread its own torch.Generator"
 )
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Compiled:
+    """The code of a generated program."""
+
+    source: StepSource
+    """What it was generated as."""
+    parts: tuple[CodeType, ...]
+    """Code that defines the two functions."""
+
+    @property
+    def text(self) -> str:
+        """The generated source."""
+        return self.source.forward + self.source.backward
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -52,8 +69,8 @@ class Executable:
     """Returns the gradients."""
     regions: dict[int, Region]
     """Slot in an outer tier -> what it holds, for `Driver.open_lane`."""
-    text: str
-    """The generated source; empty without a program."""
+    compiled: Compiled | None
+    """The code of the two functions; None without a program."""
     layout: Layout | None = None
     """Where large tensors lie on a GPU; None: where the allocator finds room."""
     private_bytes: int = 0
@@ -62,6 +79,11 @@ class Executable:
     """Positions in `crossing` of the tensors that hold them."""
     copies: tuple[int, ...] = ()
     """Positions in `crossing` of the handles of copies."""
+
+    @property
+    def text(self) -> str:
+        """The generated source; empty without a program."""
+        return "" if self.compiled is None else self.compiled.text
 
 
 def build(
@@ -83,10 +105,12 @@ def build(
     Raises VerifyError for a program with variants of ops: torch has none (docs/decisions/0010).
     """
     _refuse_variants(trace, program)
-    with gc_paused():
-        source = generate(trace, program, instruments, layout)
+    compiled = _compiled(trace, program, instruments, layout)
+    source = compiled.source
     names: dict[str, Any] = {
         **source.names,
+        **{name: partial(verb, trace) for name, verb in source.bound.items()},
+        **{name: number.of_trace(trace) for name, number in source.numbers.items()},
         "clock": clock,
         "note": note,
         "check": check,
@@ -100,28 +124,56 @@ def build(
             "same_draws": partial(_same_draws, random),
             "stack": torch.stack,
         }
-    # A unique file name, known to linecache, makes tracebacks show the generated line.
-    file = f"<outcore program {next(_numbers)}>"
-    before = "\n" * source.forward.count("\n")
-    # Compiled together they need twice the memory.
-    for part in source.forward, before + source.backward:
-        exec(compile(part, file, "exec"), names)  # noqa: S102 - our own generated text
-    text = source.forward + source.backward
-    executable = Executable(
+    for part in compiled.parts:
+        exec(part, names)  # noqa: S102 - our own generated text
+    return Executable(
         trace,
         program,
         names["forward"],
         names["backward"],
         _regions(trace, program),
-        text,
+        compiled,
         layout,
         private_bytes(trace, program),
         source.private,
         source.copies,
     )
+
+
+def _compiled(
+    trace: Trace, program: Program, instruments: Instruments, layout: Layout | None
+) -> Compiled:
+    """The functions of `program`. Those of programs of one family that do the same are shared."""
+    family = family_of(trace)
+    if family is None or layout is not None or not family.shares(program):
+        return _compile(trace, program, instruments, layout)
+    key = _compiled, id(program.body), instruments
+    if key not in family.known:
+        family.known[key] = _compile(trace, program, instruments, family=family)
+    found: Compiled = family.known[key]
+    return found
+
+
+def _compile(
+    trace: Trace,
+    program: Program,
+    instruments: Instruments,
+    layout: Layout | None = None,
+    *,
+    family: Family | None = None,
+) -> Compiled:
+    with gc_paused():
+        source = generate(trace, program, instruments, layout, family=family)
+    # A unique file name, known to linecache, makes tracebacks show the generated line.
+    file = f"<outcore program {next(_numbers)}>"
+    before = "\n" * source.forward.count("\n")
+    # Compiled together they need twice the memory.
+    parts = [compile(each, file, "exec") for each in (source.forward, before + source.backward)]
+    compiled = Compiled(source, tuple(parts))
+    text = compiled.text
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    weakref.finalize(executable, linecache.cache.pop, file, None).atexit = False
-    return executable
+    weakref.finalize(compiled, linecache.cache.pop, file, None).atexit = False
+    return compiled
 
 
 def drawing() -> AbstractContextManager[Any]:

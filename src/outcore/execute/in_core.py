@@ -32,7 +32,7 @@ def in_core(forward: Call, backward: Call, forward_outputs: int, constants: int)
         tangents.clear()
         return tuple(backward(given))
 
-    return Executable(None, None, run_forward, run_backward, {}, "")
+    return Executable(None, None, run_forward, run_backward, {}, None)
 
 
 def _apart(saved: Any, results: tuple[Any, ...]) -> Any:

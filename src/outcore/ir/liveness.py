@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from outcore.ir.family import once_per_family
 from outcore.ir.once import once_per_trace
 from outcore.ir.plan import Gap
 from outcore.ir.trace import Effect, Trace
@@ -26,6 +27,7 @@ class Liveness:
 
 
 @once_per_trace
+@once_per_family
 def liveness(trace: Trace) -> Liveness:
     """The producer, the uses and whether it is held, for every buffer of `trace`. Linear in ops."""
     producer: list[int | None] = [None] * len(trace.buffers)
@@ -44,6 +46,7 @@ def liveness(trace: Trace) -> Liveness:
 
 
 @once_per_trace
+@once_per_family
 def gaps(trace: Trace) -> tuple[Gap, ...]:
     """Every gap between two uses of every buffer that may leave the device, sorted.
 
@@ -65,6 +68,7 @@ def crossing_gaps(trace: Trace) -> tuple[Gap, ...]:
 
 
 @once_per_trace
+@once_per_family
 def dead_gaps(trace: Trace) -> tuple[Gap, ...]:
     """The dead gap of every buffer that a rerun of a forward op may read, sorted.
 

@@ -12,7 +12,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from outcore.errors import DigestError, FormatError, VerifyError
@@ -62,7 +62,7 @@ def digest_of(content: Json) -> str:
 
 def _meaning(noun: Noun) -> Json:
     if isinstance(noun, Trace):
-        return _encode(_unlabeled(noun))
+        return _unlabeled(_encode(noun))
     if isinstance(noun, Problem):
         rest = replace(noun, trace=_NO_TRACE)
         return {"trace": digest(noun.trace), "problem": PROBLEM.encode(rest)}
@@ -76,9 +76,12 @@ def _meaning(noun: Noun) -> Json:
 _NO_TRACE = Trace((), (), (), 0, (), ())
 
 
-def _unlabeled(trace: Trace) -> Trace:
-    buffers = tuple(replace(buffer, name="") for buffer in trace.buffers)
-    return replace(trace, buffers=buffers, ops=tuple(replace(op, site="") for op in trace.ops))
+def _unlabeled(trace: Any) -> Json:
+    """The JSON of a Trace, without names and sites."""
+    for items, label in ("buffers", "name"), ("ops", "site"):
+        for item in trace[items]:
+            item[label] = ""
+    return cast("Json", trace)
 
 
 def check_plan_for(plan: Plan, problem: Problem) -> None:

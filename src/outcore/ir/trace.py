@@ -174,16 +174,12 @@ class Trace:
         buffers: tuple[Buffer, ...],
         values: tuple[Value, ...],
         ops: tuple[Op, ...],
-        outputs: tuple[Arg, ...],
-        gradients: tuple[Arg, ...],
     ) -> Trace:
         """The same trace at other sizes. Nothing is verified: only numbers may differ."""
         made = object.__new__(Trace)
-        for name in (each.name for each in fields(self)):
-            object.__setattr__(made, name, getattr(self, name))
         changed = {"buffers": buffers, "values": values, "ops": ops}
-        for name, items in {**changed, "outputs": outputs, "gradients": gradients}.items():
-            object.__setattr__(made, name, items)
+        for name in (each.name for each in fields(self)):
+            object.__setattr__(made, name, changed.get(name, getattr(self, name)))
         return made
 
     def _verify_named(self) -> None:

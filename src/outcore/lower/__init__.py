@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outcore.gc_paused import gc_paused
-from outcore.ir.plan import Plan
+from outcore.ir.family import family_of
+from outcore.ir.plan import KEEP_ALL, Plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Program
+from outcore.ir.program import Program, Slot
 from outcore.ir.store import check_plan_for, digest
 from outcore.ir.verify_plan import verify_plan
 from outcore.ir.verify_problem import verify_problem
@@ -19,7 +20,7 @@ from outcore.lower.place import place
 from outcore.lower.prefetch import prefetch
 from outcore.lower.release import release
 
-__all__ = ["lower", "lower_without_overlap"]
+__all__ = ["kept", "lower", "lower_without_overlap"]
 
 
 @gc_paused()
@@ -49,6 +50,27 @@ def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
     program = assemble(place(draft))
     verify_program(problem, program)
     return replace(program, trace_digest=digest(problem.trace), plan_digest=digest(plan))
+
+
+def kept(problem: Problem) -> Program:
+    """The Program that keeps everything. It does not depend on budgets.
+
+    For traces of one family, only slots and digests differ. Raises as `lower`.
+    """
+    family = family_of(problem.trace)
+    if family is None:
+        return lower(problem, KEEP_ALL, fast=True)
+    key = problem.hardware.rounding_bytes
+    known = family.programs.get(key)
+    if known is None:
+        known = family.programs[key] = lower(problem, KEEP_ALL, fast=True)
+        return known
+    buffers, size = problem.trace.buffers, problem.hardware.slot_bytes
+    slots = tuple(
+        Slot(s.id, s.buffer, s.tier, size(s.tier, buffers[s.buffer].nbytes, copied=False))
+        for s in known.slots
+    )
+    return replace(known, slots=slots, trace_digest=digest(problem.trace))
 
 
 def lower_without_overlap(problem: Problem, plan: Plan) -> Program:

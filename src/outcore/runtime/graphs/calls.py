@@ -19,12 +19,11 @@ from outcore.ir.liveness import liveness
 from outcore.ir.margin import budget_for, margin_bytes
 from outcore.ir.memory import crossing_bytes, pause_bytes, peak, private_bytes, reread_bytes
 from outcore.ir.once import once_per_trace
-from outcore.ir.plan import KEEP_ALL
 from outcore.ir.problem import Problem
 from outcore.ir.program import Free, Program, Run
 from outcore.ir.totals import resident_bytes
 from outcore.ir.trace import Arg, Effect, Ref, Role, Trace
-from outcore.lower import lower, lower_without_overlap
+from outcore.lower import kept, lower_without_overlap
 from outcore.policies import Floor, infeasible, lean_plans, plan_floor
 
 
@@ -103,7 +102,7 @@ class Calls:
 
     @cached_property
     def _kept(self) -> Program:
-        return lower(self.problem, KEEP_ALL, fast=True)
+        return kept(self.problem)
 
     @cached_property
     def least(self) -> Taken:

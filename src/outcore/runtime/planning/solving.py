@@ -22,12 +22,12 @@ from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.margin import naming_any_budget
 from outcore.ir.memory import fits
 from outcore.ir.once import once_per_trace
-from outcore.ir.plan import KEEP_ALL, Choice, Gap, Offload, Plan, make_plan
+from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
-from outcore.lower import lower
+from outcore.lower import kept, lower
 from outcore.out_of_process import (
     place_out_of_process,
     plan_and_place,
@@ -127,7 +127,7 @@ class Solver:
         """The program that keeps everything. It does not depend on budgets: one for each graph."""
         known, program = self._kept
         if known() is not problem.trace or program is None:
-            program = lower(problem, KEEP_ALL, fast=True)
+            program = kept(problem)
             self._kept = ref(problem.trace), program
         return program
 
