@@ -167,7 +167,7 @@ class TestUsing:
             if not options:
                 assert backend.engine is not None
                 (graph,) = backend.engine.graphs
-                assert digest(graph.captured.trace) != graph.digest
+                assert digest(graph.captured.trace) != graph.identity.digest
                 backend.save_plans(path)
         assert backend.report().notes == (f"the plan is from {path}",)
 

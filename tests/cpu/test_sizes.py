@@ -303,7 +303,7 @@ def test_slices_of_all_are_not_traced() -> None:
     backend = Backend(budget="1GiB", strict=True)
     alike(Sliced(), backend, [4, 3, 4])
     assert backend.engine is not None
-    first, _, again = (status.digest for status in backend.engine.registry.known())
+    first, _, again = (status.identity for status in backend.engine.registry.known())
     assert first == again
 
 
@@ -329,7 +329,7 @@ def test_what_follows_a_slice_of_all_lies_as_if_there_were_none() -> None:
         x = torch.randn(2, n, 8)
         assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), n
     assert backend.engine is not None
-    first, _, again, _ = (status.digest for status in backend.engine.registry.known())
+    first, _, again, _ = (status.identity for status in backend.engine.registry.known())
     assert first == again
 
 
@@ -467,7 +467,7 @@ def test_the_first_size_keeps_its_plan_in_a_batch_of_one(copies: list[bool]) -> 
         assert same([step(module, call, seed, x)], [step(plain, plain, seed, x)]), n
     assert copies == [True, True]
     assert backend.engine is not None
-    first, _, again = (status.digest for status in backend.engine.registry.known())
+    first, _, again = (status.identity for status in backend.engine.registry.known())
     assert first == again
 
 

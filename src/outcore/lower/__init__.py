@@ -55,7 +55,8 @@ def lower(problem: Problem, plan: Plan, *, fast: bool = False) -> Program:
 def kept(problem: Problem) -> Program:
     """The Program that keeps everything. It does not depend on budgets.
 
-    For traces of one family, only slots and digests differ. Raises as `lower`.
+    For traces of one family only slots differ, and the digest of the trace is left out. Raises as
+    `lower`.
     """
     family = family_of(problem.trace)
     if family is None:
@@ -63,14 +64,14 @@ def kept(problem: Problem) -> Program:
     key = problem.hardware.rounding_bytes
     known = family.programs.get(key)
     if known is None:
-        known = family.programs[key] = lower(problem, KEEP_ALL, fast=True)
+        known = family.programs[key] = replace(lower(problem, KEEP_ALL, fast=True), trace_digest="")
         return known
     buffers, size = problem.trace.buffers, problem.hardware.slot_bytes
     slots = tuple(
         Slot(s.id, s.buffer, s.tier, size(s.tier, buffers[s.buffer].nbytes, copied=False))
         for s in known.slots
     )
-    return replace(known, slots=slots, trace_digest=digest(problem.trace))
+    return replace(known, slots=slots)
 
 
 def lower_without_overlap(problem: Problem, plan: Plan) -> Program:

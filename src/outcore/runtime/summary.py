@@ -127,7 +127,7 @@ def _shares(graphs: list[GraphStatus], under_way: int | None) -> Iterator[float]
     }
     kinds = _by_kind(graphs)
     for graph in graphs:
-        sizes = (g for g in kinds[graph.kind] if g.digest != graph.digest)
+        sizes = (g for g in kinds[graph.kind] if g.identity != graph.identity)
         own = ran[id(graph)]
         latest = sorted(own.union(*(ran[id(other)] for other in sizes)))[-LATEST:]
         yield len(own.intersection(latest)) / len(latest) if latest else 1.0

@@ -241,6 +241,6 @@ class Metering:
 
 def _is_other_size(graph: PlannedGraph, other: PlannedGraph | None) -> bool:
     """Whether the graphs have the same ops but other sizes: a step runs one or the other."""
-    if other is None or graph.digest == other.digest:
+    if other is None or graph.identity == other.identity:
         return False
     return graph.status.kind == other.status.kind

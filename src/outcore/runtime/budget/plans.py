@@ -23,6 +23,7 @@ from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, Spill
 from outcore.estimate import columns
 from outcore.execute import Driver
 from outcore.ir.hardware import Tier
+from outcore.ir.identity import Identity
 from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import extent_bytes, fits
 from outcore.ir.profile import Profile
@@ -77,8 +78,8 @@ class Plans:
         self._settings, self._driver = settings, driver
         self._on_cpu = device.type == "cpu"
         self._registry, self._residency, self._metering = registry, residency, metering
-        self._remembered: OrderedDict[tuple[str, int], Planned] = OrderedDict()
-        """(digest of the captured trace, `GraphStatus.place`) -> plan; the latest used last. Plans
+        self._remembered: OrderedDict[tuple[Identity, int], Planned] = OrderedDict()
+        """(that of the captured trace, `GraphStatus.place`) -> plan; the latest used last. Plans
         outlive their graphs, for recompiles."""
 
     def give_known(self, graph: PlannedGraph) -> None:
@@ -86,7 +87,7 @@ class Plans:
 
         Such a graph is a recompile. Also note which overrides affect the graph.
         """
-        key = graph.digest, graph.status.place
+        key = graph.identity, graph.status.place
         planned = self._remembered.get(key)
         if planned is not None:
             self._remembered.pop(key, None)  # another thread may have dropped it
@@ -412,7 +413,7 @@ class Plans:
         except OutcoreError:
             self.bound_memory()  # the previous plans stay in force
             raise
-        self._remember((graph.digest, graph.status.place), planned)
+        self._remember((graph.identity, graph.status.place), planned)
         return planned
 
     def _reserve(self, graph: PlannedGraph, planned: Planned) -> None:
@@ -434,7 +435,7 @@ class Plans:
                 return self._driver.reserve(nbytes | {Tier.HOST: most})
         return self._driver.reserve(nbytes)
 
-    def _remember(self, key: tuple[str, int], planned: Planned) -> None:
+    def _remember(self, key: tuple[Identity, int], planned: Planned) -> None:
         self._metering.forget_peak()
         self._remembered.pop(key, None)
         self._remembered[key] = planned

@@ -101,8 +101,8 @@ class Registry:
 
     def sizes_beside(self, graph: PlannedGraph) -> int:
         """Number of other sizes for which there is a graph like `graph`."""
-        alike = {g.digest for g in self.graphs if g.origin == graph.origin}
-        return len(alike - {graph.digest})
+        alike = {g.identity for g in self.graphs if g.origin == graph.origin}
+        return len(alike - {graph.identity})
 
     @property
     def many_returns(self) -> int:
@@ -130,7 +130,7 @@ class Registry:
 
     def _place(self, graph: PlannedGraph) -> int:
         """Number of other graphs with the same trace that have outstanding calls."""
-        return sum(other.digest == graph.digest for other in self.outstanding(graph))
+        return sum(other.identity == graph.identity for other in self.outstanding(graph))
 
     def settled(self, step: int, beside: PlannedGraph | None = None) -> bool:
         """Whether graphs were called since step number `step`, and all of those are settled.

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from outcore.capture import Captured, capture_again
 from outcore.errors import CaptureError
 from outcore.execute import Driver, Executable, MismatchError, build
-from outcore.ir.store import digest
+from outcore.ir.identity import Identity
 from outcore.ir.verify import verify_trace
 from outcore.measure import Reading
 from outcore.runtime.graphs.execution import PlannedExecution
@@ -60,8 +60,8 @@ class PlannedGraph:
         """`tell`: called if calls of the graph hold something else from now on."""
         self.captured, self.equipment = captured, equipment
         self._fallback, self._tell = fallback, tell
-        self.digest = digest(captured.trace)
-        self.status = GraphStatus(kind=self.ops, digest=self.digest)
+        self.identity = Identity(captured.trace)
+        self.status = GraphStatus(kind=self.ops, identity=self.identity)
         self.profiling: Profiling | None = None
         self.execution: PlannedExecution | None = None
         self.retired = False

@@ -11,6 +11,7 @@ from math import inf
 from statistics import median
 
 from outcore.gauges import Clock, Moment
+from outcore.ir.identity import Identity
 from outcore.ir.timeline import Timeline
 from outcore.runtime.graphs.drift import Drift
 from outcore.runtime.graphs.history import CallHistory, CallsAtOnce
@@ -181,8 +182,8 @@ class GraphStatus:
     kind: tuple[str, ...] = ()
     """Targets of the graph's ops, in order. Equal for the same layers at other sizes, and for
     identical layers."""
-    digest: str = ""
-    """Digest of the graph's trace. Equal for identical layers; different for other sizes."""
+    identity: Identity | None = None
+    """That of the graph's trace. Equal for identical layers; different for other sizes."""
     measured: Timeline | None = None
     """Timeline of a step recorded under the current plan. None if none was recorded."""
     peaks: Peaks = field(default_factory=Peaks)

@@ -21,7 +21,7 @@ from outcore.gc_paused import gc_paused
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import fits, pause_bytes, peak
-from outcore.ir.plan import KEEP_ALL, make_plan
+from outcore.ir.plan import KEEP_ALL, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Program
@@ -159,10 +159,9 @@ class Planner:
         pause = 0 if floor is None else pause_bytes(problem, floor)
         least = solver.settings.rooms[0]
         room = lender.room_bytes if lender.layout is None else least
-        plan, digests = lender.plan, (digest(problem), digest(trace))
-        moving = make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)
         kept = solver.kept(problem)
-        for plan, left in ((KEEP_ALL, 0), (moving, room)):
+        for keeps, left in ((True, 0), (False, room)):
+            plan = KEEP_ALL if keeps else _for(problem, lender.plan)
             less = replace(problem, budget_bytes=problem.budget_bytes - left, between_bytes=between)
             program = replace(kept, plan_digest=digest(plan))
             if plan.choices or plan.variants:
@@ -205,12 +204,11 @@ class Planner:
 
     def simulated(self, planned: Planned, problem: Problem) -> Planned:
         """The same program of a lent plan for `problem`, with what is predicted of it there."""
-        return replace(
-            planned,
-            problem=problem,
-            predicted=simulate(problem, planned.program),
-            in_core=simulate(problem, self.solver.kept(problem)),
-        )
+        program, kept = planned.program, self.solver.kept(problem)
+        predicted = simulate(problem, program)
+        same = program.body is kept.body and program.slots == kept.slots
+        in_core = predicted if same else simulate(problem, kept)
+        return replace(planned, problem=problem, predicted=predicted, in_core=in_core)
 
     @gc_paused()
     def plan_for_calls(self, shares: Shares, planned: Planned) -> Planned:
@@ -374,3 +372,9 @@ class Planner:
             return self._as_before(shares, planned, problem)
         except InfeasibleError:
             return None
+
+
+def _for(problem: Problem, plan: Plan) -> Plan:
+    """The same plan for the trace of `problem`, which has the gaps of that it was made for."""
+    digests = digest(problem), digest(problem.trace)
+    return make_plan(plan.by_gap, plan.policy, *digests, plan.by_op)

@@ -409,11 +409,11 @@ class Shares:
 
 def _most_at_once(late: Mapping[PlannedGraph, int]) -> int:
     """The bytes of `late`, graphs of one kind, that may be in the same step, as far as was seen."""
-    if len({g.digest for g in late}) == 1:
+    if len({g.identity for g in late}) == 1:
         return sum(late.values())
 
     def together(one: PlannedGraph, other: PlannedGraph) -> bool:
-        return one.digest == other.digest or one in other.observed or other in one.observed
+        return one.identity == other.identity or one in other.observed or other in one.observed
 
     leaving = {g: n for g, n in late.items() if n}  # usually none
     return max(sum(n for g, n in leaving.items() if together(g, each)) for each in late)
