@@ -61,9 +61,9 @@ def step(module: nn.Module, call: Any, seed: int, inputs: Sequence[Any]) -> list
     return snapshot(module, loss)
 
 
-def alike(module: nn.Module, made: Sequence[Sequence[Any]], **options: Any) -> Backend:
+def alike(module: nn.Module, made: Sequence[Sequence[Any]], policy: str = "search") -> Backend:
     """Train on inputs of several sizes, each as eager does it."""
-    backend = Backend(**{"budget": "2GiB", "strict": True} | options)
+    backend = Backend(budget="2GiB", strict=True, policy=policy)
     plain, call = copy.deepcopy(module), torch.compile(module, backend=backend, dynamic=True)
     for seed, inputs in enumerate(made):
         here = [step(module, call, seed, inputs)]
@@ -85,7 +85,8 @@ class Heads(nn.Module):
         size = x.shape[0], x.shape[1], 2, 4
         q, k, v = (t.view(size).transpose(1, 2) for t in self.inner(x).split(8, 2))
         found = self.drop((q @ k.transpose(-1, -2)).softmax(-1)) @ v
-        return self.norm(x + self.outer(found.transpose(1, 2).reshape(x.shape)))
+        made: Tensor = self.norm(x + self.outer(found.transpose(1, 2).reshape(x.shape)))
+        return made
 
 
 class Maps(nn.Module):
@@ -118,7 +119,9 @@ class Odd(nn.Module):
         padded = functional.pad(made, (0, 0, 1, count % 3)).cumsum(1)
         places = torch.view_as_real(torch.complex(made, made.flip(1)))
         parts = places.unfold(1, 2, 1).sum((1, 2, 3, 4)).unsqueeze(-1)
-        return padded[:, 1:].sum(1) + half + made.repeat(1, 2, 1).roll(count // 3, 1)[:, 3] + parts
+        rolled = made.repeat(1, 2, 1).roll(count // 3, 1)[:, 3]
+        found: Tensor = padded[:, 1:].sum(1) + half + rolled + parts
+        return found
 
 
 class Classes(nn.Module):

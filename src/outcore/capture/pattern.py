@@ -41,6 +41,7 @@ from outcore.capture.sizes.described import (
 )
 from outcore.capture.sizes.symbolic import Copied, Ran, Symbolic
 from outcore.capture.source import Source
+from outcore.errors import CaptureError
 from outcore.ir.family import Family
 from outcore.ir.trace import Arg, Buffer, Donation, Op, Ref, Trace, Value, refs
 
@@ -255,7 +256,7 @@ class _Drawn:
         lies = tuple(lie if isinstance(lie, tuple) else None for lie in self.numbers)
         return Pattern(
             symbolic=self.symbolic,
-            first=self.captured,
+            first=replace(self.captured, source=_no_source),
             ops=ops,
             sized=sized,
             lies=lies,
@@ -453,6 +454,10 @@ def _sized(number: Arg, expression: Any) -> Arg:
     made = SizedInt(number)
     made.expression = expression
     return made
+
+
+def _no_source() -> Joint:
+    raise CaptureError(reason="it was made by a pattern")
 
 
 # ---- other sizes --------------------------------------------------------------------------------

@@ -156,6 +156,9 @@ class Fakes:
             fake: Tensor = self._made(replace(given, storage=described.storage))
         else:
             fake = self.mode.from_tensor(given.detach(), static_shapes=True)
+            held = given.untyped_storage().nbytes()
+            if fake.untyped_storage().nbytes() < held:  # it has room that no tensor uses any more
+                fake.untyped_storage().resize_(held)
         self.storages[described.storage] = fake.untyped_storage()
         self.described[id(fake)] = fake, described
         return fake
