@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from outcore import Backend
 from outcore.capture import AtSizes
@@ -30,7 +33,7 @@ class Told:
 
     def of(self, at_sizes: AtSizes, args: Sequence[Any], told: Captured) -> None:
         """Take what a pattern told for `args`."""
-        captured = at_sizes._copied(args)[1].captured
+        captured = at_sizes.copy(args).source.captured
         assert told.trace == captured.trace
         assert told.within == captured.within
         assert told.overwritten == captured.overwritten
@@ -124,6 +127,15 @@ class Odd(nn.Module):
         return found
 
 
+class Factors(nn.Linear):
+    """Floats that are computed from sizes: expressions would round otherwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        made = super().forward(x)
+        return made * ((1 / count) * 0.1 * (1 / count)) + (made**2) * (1 / count - 0.3 + 0.1)
+
+
 class Classes(nn.Module):
     """Cross-entropy over so many classes that its gradient is made in blocks of rows."""
 
@@ -170,6 +182,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         ],
     ),
     "odd": (Odd, lambda: texts(*((3, n) for n in (12, 15, 13, 14, 18, 21, 16, 24, 30, 33)))),
+    "factors": (
+        lambda: Factors(8, 8).double(),
+        lambda: [[torch.randn(3, n, 8).double()] for n in (6, 7, 8, 11, 14, 12, 17, 21, 24, 18)],
+    ),
     "classes": (
         Classes,
         lambda: [[torch.randint(0, 4000, (2, n))] for n in (40, 160, 170, 190, 210, 165, 230)],
@@ -281,6 +297,48 @@ def test_a_kernel_that_does_otherwise_at_one_size(told: Told) -> None:
     corrected = [graph for graph in backend.engine.graphs if graph.corrections]
     assert len(corrected) == 1
     assert not told.whole[0]._patterns
+
+
+def test_a_kernel_that_does_otherwise_within_modes(told: Told) -> None:
+    """The graph is captured without them, as dynamo does it."""
+    seen: list[Any] = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    module = Turned(8, 8)
+    plain, backend = copy.deepcopy(module), Backend(budget="2GiB", strict=True)
+    call = torch.compile(module, backend=backend, dynamic=True)
+    for seed, n in enumerate((2, 3, 4, 5, 9)):
+        x = torch.randn(n, 8)
+        expected = step(plain, plain, seed, [x])
+        with Watching() if n == 9 else nullcontext():
+            found = step(module, call, seed, [x])
+        assert same([found], [expected])
+    assert told.traces
+    assert not any(func in (torch.ops.aten.addmm.default, torch.empty) for func in seen)
+
+
+def test_views_from_a_fixed_place(told: Told) -> None:
+    """There is no pattern: captured or not, it hangs on how the input lies."""
+
+    class Fixed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.view(-1).as_strided((len(x) - 1, 8), (8, 1), 8)
+            return super().forward(rows) + super().forward(x)[1:]
+
+    module = Fixed(8, 8)
+    plain, backend = copy.deepcopy(module), Backend(budget="2GiB")
+    call, whole = torch.compile(module, backend=backend, dynamic=True), torch.randn(40, 8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="outcore")
+        for seed, x in enumerate((*(torch.randn(n, 8) for n in range(4, 11)), whole[:11])):
+            assert same([step(module, call, seed, [x])], [step(plain, plain, seed, [x])])
+    assert not told.traces
 
 
 def test_a_graph_that_was_told_runs_in_core(told: Told) -> None:

@@ -37,7 +37,7 @@ from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.sparse import SparseGradients
 from outcore.capture.sizes.by_sizes import BySizes, is_symbolic
 from outcore.capture.sizes.symbolic import Symbolic, UnknownSizesError
-from outcore.capture.source import Source, source_of
+from outcore.capture.source import Source, rewritten, source_of
 
 __all__ = [
     "AtSizes",
@@ -75,6 +75,7 @@ __all__ = [
     "plain",
     "recurrent_apart",
     "recurrent_layers",
+    "rewritten",
     "shells",
     "source_of",
     "stand_in_survives",

@@ -81,6 +81,9 @@ class Captured:
     """The one device that all tensors are on."""
     source: Callable[[], Joint]
     """Returns the source graph, for capturing it again. Raises CaptureError if it has none."""
+    fixed: tuple[tuple[int, int], ...] = ()
+    """Forward inputs with views from fixed places of their storage: position, offset. There must be
+    no call in which they begin elsewhere."""
     within: Mapping[int, int] = field(default_factory=dict)
     """Ops that run graphs inside themselves -> bytes that those graphs hold at least, in addition
     to the op's results."""
@@ -148,6 +151,8 @@ class _Capture:
         self.renewed: dict[int, int] = {}
         """Buffers of new running statistics that a rerun would make of overwritten ones -> the op.
         The rest of what that op makes does not depend on them."""
+        self.fixed: set[int] = set()
+        """Ids of buffers with views from fixed places."""
         self.read: set[int] = set()
         """Ids of buffers that results depend on which are not new running statistics."""
 
@@ -200,7 +205,9 @@ class _Capture:
         values = [self.values[v] for v in trace.inputs]
         turned = tuple(i for i, value in enumerate(values) if value.conj or value.neg)
         held = tuple(self.constants)
-        return Captured(trace, held, overwritten, turned, device, lambda: joint, within)
+        placed = enumerate(values[: len(primals)])
+        fixed = tuple((i, v.offset) for i, v in placed if v.buffer in self.fixed)
+        return Captured(trace, held, overwritten, turned, device, lambda: joint, fixed, within)
 
     def _near(self, donation: Donation) -> bool:
         """Whether the donated memory is device memory; a host scalar's memory is not."""
@@ -269,10 +276,11 @@ class _Capture:
         self._op(node, node.target, phase)
 
     def _check_fixed(self, node: Node) -> None:
-        """Raise CaptureError for a view of an input from a fixed place of its storage.
+        """Note a view of an input from a fixed place of its storage (`Captured.fixed`).
 
-        The next input may begin elsewhere in its storage, and torch's compiler does not check that.
-        If inputs overlap and one is overwritten, AOTAutograd passes all of their storage instead.
+        Raises CaptureError if the input is not all of its storage: the next one may begin elsewhere
+        then, and torch's compiler does not check that. If inputs overlap and one is overwritten,
+        AOTAutograd passes all of their storage instead.
         """
         if node.target is not torch.ops.aten.as_strided.default:
             return
@@ -281,8 +289,10 @@ class _Capture:
         assert isinstance(source, Node)  # noqa: S101 - it is a tensor
         buffer, given = self.buffers[self._buffer(source)], _fake(source)
         whole = given.is_contiguous() and given.nbytes == given.untyped_storage().nbytes()
-        if offset is not None and buffer.borrowed and not whole:
-            raise CaptureError(reason="as_strided with an offset, of an input", site=site(node))
+        if offset is not None and buffer.borrowed:
+            if not whole:
+                raise CaptureError(reason="as_strided with an offset, of an input", site=site(node))
+            self.fixed.add(buffer.id)
 
     def _wait(self, node: Node) -> None:
         """Record a wait for a collective as its argument: collectives are waited for as they run.

@@ -38,9 +38,10 @@ from outcore.capture.sizes.described import (
     SizedFloat,
     SizedInt,
     layout,
+    sized,
 )
-from outcore.capture.sizes.symbolic import Copied, Ran, Symbolic
-from outcore.capture.source import Source
+from outcore.capture.sizes.symbolic import Copied, Ran, Symbolic, Values
+from outcore.capture.source import Rewritten, Source
 from outcore.errors import CaptureError
 from outcore.ir.family import Family
 from outcore.ir.trace import Arg, Buffer, Donation, Op, Ref, Trace, Value, refs
@@ -53,22 +54,24 @@ _PASSED_ON: Final = frozenset({convolution.BACKWARD, cross_entropy.GRADIENT})
 """Calls that passes make: their numbers are those of the calls that they replace."""
 
 
-_ANY: Final = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
-"""What expressions and ops may raise."""
+ANY: Final = ArithmeticError, LookupError, RuntimeError, TypeError, ValueError
+"""What expressions and ops may raise. Expressions do if the inputs do not determine them."""
 
 
 class _UnfitError(Exception):
     """Some number of a trace is not known to be the value of an expression."""
 
 
-def pattern_of(symbolic: Symbolic, copied: Copied, source: Source) -> Pattern | None:
+def pattern_of(
+    symbolic: Symbolic, copied: Copied, rewritten: Rewritten, source: Source
+) -> Pattern | None:
     """The pattern of `source`, made from a copy of `symbolic`, and not corrected yet.
 
     None if some number in its trace is not explained.
     """
     try:
-        return _Drawn(symbolic, copied, source).pattern()
-    except _UnfitError:
+        return _Drawn(symbolic, copied, rewritten, source.captured).pattern()
+    except (_UnfitError, *ANY):  # it has something that nobody thought of
         return None
 
 
@@ -121,7 +124,7 @@ class Pattern:
     apart: frozenset[frozenset[int]]
     """Sets of lies that differ: of Values that differ in nothing else."""
     sides: frozenset[Any]
-    """Sides that are expressions. Tensors with sides of 0 or 1 may lie otherwise."""
+    """Sides that are expressions. If one is 0 or 1, tensors may lie otherwise: nothing is told."""
     wholes: tuple[int, ...]
     """Buffer -> how a tensor in it lies."""
     within: Mapping[int, int]
@@ -134,7 +137,7 @@ class Pattern:
     small: tuple[tuple[Described, Callable[[Tensor], bool]], ...]
     """As `Sites.small`."""
     settings: tuple[bool, ...]
-    """Settings of torch on which the effects of ops depend."""
+    """Settings of torch on which it depends how calls are rewritten, and the effects of ops."""
     large: set[int]
     """As `Sites.large`: places in the graph, from all sizes so far."""
     were_large: frozenset[int]
@@ -150,27 +153,34 @@ class Pattern:
     def at(self, args: Sequence[Any]) -> Captured | None:
         """What is captured for forward inputs like `args`, without its source.
 
-        None if it may be something else.
+        None if it is not known to be this.
         """
         if self.outdated:
             return None
         given = [plain(args[i]) for i in self.symbolic.given]
-        numbers = self.symbolic.numbers(args)
+        values = Values(self.symbolic, args)
         try:
-            lies = self._lies(numbers, [tensor.untyped_storage().nbytes() for tensor in given])
-        except _ANY:  # the forward inputs do not determine some number, or an op refuses it
+            lies = self._lies(values, [tensor.untyped_storage().nbytes() for tensor in given])
+            ops = self._ops(values)
+        except ANY:  # the forward inputs do not determine some number, or an op refuses it
             return None
-        trace = None if lies is None else self._trace(numbers, lies, given)
+        trace = None if lies is None else self._trace(ops, lies, given)
         if trace is None:
             return None
         within = {op: _block_bytes(trace.values[value]) for op, value in self.within.items()}
         return replace(self.first, trace=trace, within=within)
 
+    def _ops(self, values: Values) -> tuple[Op, ...]:
+        ops = list(self.ops)
+        for op in self.sized:
+            ops[op] = _resized(ops[op], values)
+        return tuple(ops)
+
     def _trace(
-        self, numbers: Numbers, lies: Sequence[Lie], given: Sequence[Tensor]
+        self, ops: tuple[Op, ...], lies: Sequence[Lie], given: Sequence[Tensor]
     ) -> Trace | None:
         first = self.first.trace
-        if not self._is_alike(numbers, lies):
+        if not self._is_alike(lies):
             return None
         values = tuple(map(_lying, first.values, (lies[i] for i in self.lie_of)))
         if not _are_as_told(given, [values[i] for i in first.inputs[: len(given)]]):
@@ -186,42 +196,41 @@ class Pattern:
         )
         if not all(decided) or any(bool(a.offset) != bool(b.offset) for a, b in offsets):
             return None
-        ops = list(self.ops)
-        for op in self.sized:
-            ops[op] = _resized(ops[op], numbers)
-        return first.resized(buffers, values, tuple(ops))
+        return first.resized(buffers, values, ops)
 
-    def _lies(self, numbers: Numbers, held: Sequence[int]) -> list[Lie] | None:
+    def _lies(self, values: Values, held: Sequence[int]) -> list[Lie] | None:
         """How tensors lie. None if a rerun shows that torch's word does not hold where it did."""
+        numbers = values.sizes
         if any(numbers.of(side) <= 1 for side in self.sides):
+            return None
+        if any(large(_empty(known, numbers)) for known, large in self.small):
             return None
         lies: list[Any] = [lie and _evaluated(lie, numbers, held) for lie in self.lies]
         with as_kernels(), enable_python_dispatcher(), without_autocast(), torch.no_grad():
             for rerun in self.reruns:
-                for at, shown in zip(rerun.made, _shown(rerun, lies, numbers), strict=True):
+                for at, shown in zip(rerun.made, _shown(rerun, lies, values), strict=True):
                     lies[at.lie] = lies[at.lie] or shown
                     if lies[at.lie] != shown:
                         return None
         return lies
 
-    def _is_alike(self, numbers: Numbers, lies: Sequence[Lie]) -> bool:
+    def _is_alike(self, lies: Sequence[Lie]) -> bool:
         """Whether all is decided as in the first trace, by how tensors lie."""
         return (
             all(lies[a][:3] == lies[b][:3] for a, b in self.same)
             and all(len({lies[i][:3] for i in group}) == len(group) for group in self.apart)
             and all(map(partial(_is_sliced, lies), self.slices))
-            and not any(large(_empty(known, numbers)) for known, large in self.small)
         )
 
 
 class _Drawn:
     """Finds the expressions in what was captured of a copy."""
 
-    def __init__(self, symbolic: Symbolic, copied: Copied, source: Source) -> None:
-        self.symbolic, self.copied, self.source = symbolic, copied, source
-        self.captured = source.captured
-        self.trace = source.captured.trace
-        self.joint: Joint = source.captured.source()
+    def __init__(
+        self, symbolic: Symbolic, copied: Copied, rewritten: Rewritten, captured: Captured
+    ) -> None:
+        self.symbolic, self.copied, self.rewritten = symbolic, copied, rewritten
+        self.captured, self.trace, self.joint = captured, captured.trace, captured.source()
         self.numbers: dict[Lie | int, int] = {}
         """How tensors lie, or the id of one that lies otherwise than described -> its number."""
         self.lies_of: list[list[int]] = [[] for _ in self.trace.values]
@@ -245,8 +254,7 @@ class _Drawn:
             _require(self.lies_of[value.id])
         pairs = zip(self.trace.ops, self.joint.nodes, strict=True)
         ops = tuple(self._explained(op, node) for op, node in pairs)
-        sites = self.source.sites
-        assert sites is not None  # noqa: S101 - it was made from a copy
+        sites = self.rewritten.sites
         small = [(self._known(made), large) for made, large in sites.small]
         slices = tuple(
             (self._number(each.whole), self._of(each.made), each.left_out, each.alike)
@@ -279,10 +287,10 @@ class _Drawn:
     def _check_whole(self) -> None:
         """Raise _UnfitError if something is captured in one way or another by what is given."""
         captured, copied = self.captured, self.copied
-        _require(not any(map(_goes_by_numbers, copied.module.graph.nodes)))
-        _require(self.source.dense() is copied.module)
+        _require(not any(map(self._is_fixed, copied.module.graph.nodes)))
+        _require(self.rewritten.dense is copied.module)
         results = copied.module.graph.output_node().args
-        _require(self.source.sparse is None and not any(map(_is_sized, _leaves(results))))
+        _require(self.rewritten.sparse is None and not any(map(_is_sized, _leaves(results))))
         _require(not any(value.conj or value.neg for value in self.trace.values))
         on_cpu = captured.device.type == "cpu"
         _require(on_cpu or not any("batch_norm" in op.target for op in self.trace.ops))
@@ -293,6 +301,14 @@ class _Drawn:
         numbers = (n.meta.get("val") for n in self.symbolic.joint.graph.nodes)
         _require(not any(isinstance(n, torch.SymBool) for n in numbers))
 
+    def _is_fixed(self, node: Node) -> bool:
+        """Whether a call may be a view of an input from a certain place of its storage."""
+        if node.target is not torch.ops.aten.as_strided.default:
+            return False
+        value = self.joint.results[node.all_input_nodes[0]]
+        borrowed: bool = self.trace.buffers[self.trace.values[value].buffer].borrowed
+        return borrowed
+
     def _inputs(self) -> list[Node]:
         """The nodes of the forward inputs."""
         nodes = list(self.joint.module.graph.find_nodes(op="placeholder"))
@@ -301,6 +317,8 @@ class _Drawn:
     def _describe(self, node: Node, made: Any) -> None:
         """Take down how the results of a node lie; `made`: their Values."""
         tensors, values = node.meta["val"], made
+        if not values and isinstance(values, list):
+            return
         if not isinstance(values, list):
             tensors, values = [tensors], [values]
         for tensor, value in zip(tensors, values, strict=True):
@@ -345,7 +363,7 @@ class _Drawn:
         return found[1]
 
     def _apart(self) -> Iterator[frozenset[int]]:
-        """As `Pattern.apart`."""
+        """What `Pattern.apart` consists of."""
         groups: dict[Any, set[int]] = {}
         for v in self.trace.values:
             groups.setdefault((v.buffer, v.dtype, v.conj, v.neg), set()).add(self.lies_of[v.id][0])
@@ -387,7 +405,7 @@ class _Drawn:
         return value
 
     def _donations(self) -> Iterator[tuple[Donation, bool]]:
-        """As `Pattern.donations`."""
+        """What `Pattern.donations` consists of."""
         values, done = self.trace.values, {*self.trace.donations}
         for op in self.trace.ops:
             for position in aten.DONATIONS.get(op.target, ((), ""))[0]:
@@ -407,12 +425,6 @@ def _tensors(made: Any) -> list[Tensor]:
 def _require(fits: object) -> None:
     if not fits:
         raise _UnfitError
-
-
-def _goes_by_numbers(node: Node) -> bool:
-    """Whether a call is captured in one way or another by the numbers that it gets."""
-    of_input = node.all_input_nodes and node.all_input_nodes[0].op != "call_function"
-    return node.target is torch.ops.aten.as_strided.default and bool(of_input)
 
 
 def _leaves(given: Any) -> list[Any]:
@@ -447,12 +459,10 @@ def _like(numbers: Arg, expressions: Sequence[Any]) -> Arg:
 
 
 def _sized(number: Arg, expression: Any) -> Arg:
-    assert isinstance(number, int)  # noqa: S101 - as above
     if isinstance(expression, int):
         _require(number == expression)
         return number
-    made = SizedInt(number)
-    made.expression = expression
+    made: Arg = sized(number, expression)
     return made
 
 
@@ -469,13 +479,13 @@ def _evaluated(lie: Lie, numbers: Numbers, held: Sequence[int]) -> Lie:
     return numbers.all(shape), numbers.all(stride), numbers.of(offset), nbytes
 
 
-def _shown(rerun: _Rerun, lies: Sequence[Lie], numbers: Numbers) -> list[Lie]:
+def _shown(rerun: _Rerun, lies: Sequence[Lie], values: Values) -> list[Lie]:
     """How the results of a rerun lie. Views are as on any device, so no fake tensor is needed."""
     mode = None if _is_view(rerun.target) else FakeTensorMode()
 
     def given(leaf: Any) -> Any:
         if not isinstance(leaf, _At):
-            return _valued(leaf, numbers)
+            return _valued(leaf, values)
         shape, stride, offset, nbytes = lies[leaf.lie]
         storage = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
         tensor = torch.empty(0, dtype=leaf.dtype, device="meta")
@@ -524,21 +534,19 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _resized(op: Op, numbers: Numbers) -> Op:
-    args = tuple(_valued(arg, numbers) for arg in op.args)
-    kwargs = tuple((name, _valued(arg, numbers)) for name, arg in op.kwargs)
+def _resized(op: Op, values: Values) -> Op:
+    args = tuple(_valued(arg, values) for arg in op.args)
+    kwargs = tuple((name, _valued(arg, values)) for name, arg in op.kwargs)
     return replace(op, args=args, kwargs=kwargs)
 
 
-def _valued(arg: Any, numbers: Numbers) -> Any:
-    """An argument with the values of its expressions."""
+def _valued(arg: Any, values: Values) -> Any:
+    """An argument with the values of what is sized."""
     if isinstance(arg, tuple):
-        return tuple(_valued(each, numbers) for each in arg)
-    if isinstance(arg, SizedInt):
-        return numbers.of(arg.expression)
-    if isinstance(arg, SizedFloat):
-        return float(arg.expression.xreplace(numbers.symbols))
-    return arg
+        return tuple(_valued(each, values) for each in arg)
+    if not isinstance(arg, SizedInt | SizedFloat):
+        return arg
+    return values.of(arg.of) if isinstance(arg.of, Node) else values.sizes.of(arg.of)
 
 
 def _empty(known: Described, numbers: Numbers) -> Tensor:
@@ -556,6 +564,8 @@ def _settings() -> tuple[bool, ...]:
     return (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
+        cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,
+        torch._C._get_mkldnn_enabled(),
     )

@@ -1,8 +1,8 @@
-"""source: prepare a joint graph and capture it."""
+"""source: rewrite a joint graph and capture it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
@@ -16,27 +16,40 @@ from outcore.ir.verify import verify_trace
 
 
 @dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A joint graph as it is to be captured."""
+
+    dense: GraphModule
+    """The graph, as torch can run it, too. Sparse gradients are returned in parts."""
+    sparse: SparseGradients | None
+    """Makes sparse gradients of their parts; None if there are none."""
+    sites: Sites
+    """The graph's calls as traced."""
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A graph as captured, and what else it is run with."""
 
     captured: Captured
     dense: Callable[[], GraphModule]
-    """Returns the graph as torch can run it. Sparse gradients are returned in parts."""
+    """Returns `Rewritten.dense`."""
     sparse: SparseGradients | None
-    """Makes sparse gradients of their parts; None if there are none."""
-    sites: Sites | None
-    """The graph's calls as traced; None if no graph was made yet."""
+    """As `Rewritten.sparse`."""
 
 
-def source_of(
-    joint: GraphModule, forward_outputs: int, static_inputs: Sequence[int], large: LargeInputs
-) -> Source:
-    """Rewrite `joint` (`prepare`) and capture it. Arguments are as for `prepare` and `capture`.
+def rewritten(joint: GraphModule, forward_outputs: int, large: LargeInputs) -> Rewritten:
+    """Rewrite `joint`, in place; arguments as for `prepare`."""
+    sites = prepare(joint, forward_outputs, large)
+    return Rewritten(*densely(joint, forward_outputs), sites)
+
+
+def source_of(graph: Rewritten, forward_outputs: int, static_inputs: Iterable[int]) -> Source:
+    """Capture a graph; arguments as for `capture`.
 
     Raises CaptureError as `capture`, and VerifyError if the Trace breaks a rule.
     """
-    sites = prepare(joint, forward_outputs, large)
-    dense, sparse = densely(joint, forward_outputs)
+    dense = graph.dense
     captured = capture(without_tokens(dense), forward_outputs, static_inputs)
     verify_trace(captured.trace)
-    return Source(captured, lambda: dense, sparse, sites)
+    return Source(captured, lambda: dense, graph.sparse)

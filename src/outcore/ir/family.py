@@ -25,8 +25,8 @@ class Family:
         self.known: dict[Hashable, Any] = {}
         """What is derived from one trace and is the same for all, by a key of who derived it."""
         self.programs: dict[Hashable, Program] = {}
-        """Programs for one of the traces, by what else they depend on: others have the same body.
-        """
+        """Programs for one of the traces, by what else they depend on. Those for others differ in
+        their slots alone."""
 
     def add(self, trace: Trace) -> None:
         """Add a trace. Its ops, buffers and values are those of the others, at other sizes."""

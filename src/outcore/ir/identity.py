@@ -12,11 +12,12 @@ class Identity:
     A digest takes time for each op. Traces at different sizes differ in the bytes of some buffer.
     """
 
-    __slots__ = ("_sizes", "_trace")
+    __slots__ = ("_hash", "_sizes", "_trace")
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._sizes = tuple(buffer.nbytes for buffer in trace.buffers)
+        self._hash = hash(self._sizes)
 
     @property
     def digest(self) -> str:
@@ -24,9 +25,11 @@ class Identity:
         return digest(self._trace)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Identity) or self._sizes != other._sizes:
+        if not isinstance(other, Identity) or self._hash != other._hash:
+            return False
+        if self._sizes != other._sizes:
             return False
         return self._trace is other._trace or self.digest == other.digest
 
     def __hash__(self) -> int:
-        return hash(self._sizes)
+        return self._hash

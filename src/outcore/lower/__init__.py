@@ -1,4 +1,7 @@
-"""lower: turn a Plan into a Program, by passes over a Draft. Each result is verified."""
+"""lower: turn a Plan into a Program, by passes over a Draft. Each result is verified.
+
+Programs for further traces of a family are those for the first one with other slots (`kept`).
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ KEPT_GRAPHS: Final = 64
 
 KEPT_OPS: Final = 100_000
 """More graphs are kept while they have no more ops than this together. Then the one used longest
-ago is dropped, unless it has an outstanding call. An op takes some 9 KiB of the host's memory, 3 KiB
+ago is dropped, unless it has an outstanding call. An op takes some 9 KiB of the host's memory, or 3
 if a pattern told its graph."""
 
 LENT_LATELY: Final = 64

@@ -30,6 +30,7 @@ from outcore.capture import (
     is_within,
     partition_later,
     passing,
+    rewritten,
     shells,
     source_of,
     without_function_modes,
@@ -104,7 +105,8 @@ class GraphCompiler:
         try:
             with self._capturing():
                 joint = self._fused(joint, num_fwd_outputs)
-                source = source_of(joint, num_fwd_outputs, static, self.state.large_inputs)
+                prepared = rewritten(joint, num_fwd_outputs, self.state.large_inputs)
+                source = source_of(prepared, num_fwd_outputs, static)
                 conductor = self._conductor(source, num_fwd_outputs, static)
         except CaptureError as error:
             self.state.refuse(error)
@@ -143,7 +145,7 @@ class GraphCompiler:
 
         static, large = symbolic.static_inputs, self.state.large_inputs
         at_sizes = AtSizes(
-            symbolic, lambda joint: source_of(self._fused(joint, outputs), outputs, static, large)
+            symbolic, lambda joint: rewritten(self._fused(joint, outputs), outputs, large)
         )
 
         def make(args: Sequence[Any]) -> Runner:
@@ -181,11 +183,11 @@ class GraphCompiler:
         engine = state.engine_for(captured.device)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
             state.note(BRANCHES)
-        constants = len(captured.constants)
+        constants, dense = len(captured.constants), source.dense
 
         def fallback() -> Executable:
             with as_dynamo_compiles():
-                forward, backward = partition_later(source.dense(), outputs, static)
+                forward, backward = partition_later(dense(), outputs, static)
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)

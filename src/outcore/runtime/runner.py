@@ -29,6 +29,11 @@ from outcore.runtime.step.store import Store
 from outcore.runtime.step.versions import versions_of
 from outcore.runtime.step.visit import Visit
 
+MOVED = (
+    "an input begins elsewhere in its storage than before, and a view of it (as_strided with an "
+    "offset) does not"
+)
+
 
 class Runner:
     """Runs the executable that its conductor chooses, and stores what forward leaves for backward.
@@ -73,6 +78,9 @@ class Runner:
         args.clear()
         self.engine.metering.enter()
         self.conductor.begin_call()
+        fixed = graph.captured.fixed
+        if fixed and any(inputs[i].storage_offset() != offset for i, offset in fixed):
+            graph.give_up(CaptureError(reason=MOVED))
         while True:  # until the trace is right
             with residency.at_once():
                 executable = self.conductor.executable_for(inputs)

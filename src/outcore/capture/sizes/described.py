@@ -24,9 +24,10 @@ def layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 class SizedInt(int):
-    """An argument of an op, and the expression with symbols that it is the value of."""
+    """An argument of an op, and what it is the value of."""
 
-    expression: Any
+    of: Any
+    """A node of the symbolic graph, or an expression with symbols."""
 
     def plain(self) -> int:
         """The number alone."""
@@ -36,20 +37,20 @@ class SizedInt(int):
 class SizedFloat(float):
     """As SizedInt."""
 
-    expression: Any
+    of: Any
 
     def plain(self) -> float:
         """The number alone."""
         return float(self)
 
 
-def sized(number: Any, symbolic: Any) -> Any:
-    """`number`, remembering what it is the value of if `symbolic` is a symbolic int or float."""
-    kind = _SIZED.get(type(number)) if isinstance(symbolic, SYMBOLS) else None
+def sized(number: Any, of: Any) -> Any:
+    """The int or float `number`, remembering what it is the value `of`."""
+    kind = _SIZED.get(type(number))
     if kind is None:
         return number
     made = kind(number)
-    made.expression = symbolic.node.expr
+    made.of = of
     return made
 
 

@@ -50,6 +50,36 @@ class UnknownSizesError(Exception):
     """A graph with symbolic sizes cannot be made for the sizes that it is called with."""
 
 
+class Values:
+    """The numbers of a symbolic graph, for the forward inputs `args`.
+
+    Floats are computed by the graph's own calls: an expression would round otherwise.
+    """
+
+    def __init__(self, symbolic: Symbolic, args: Sequence[Any]) -> None:
+        self.sizes = symbolic.numbers(args)
+        self._symbolic = symbolic
+        self._known = dict(zip(symbolic.primals, args, strict=True))
+
+    def of(self, node: Node) -> Any:
+        """The value of a node that is a number."""
+        if node not in self._known:
+            self._known[node] = self._computed(node)
+        return self._known[node]
+
+    def _computed(self, node: Node) -> Any:
+        known = node.meta["val"]
+        if not isinstance(known, SYMBOLS):
+            return known
+        if any(n in self._symbolic.described for n in node.all_input_nodes):
+            return self.sizes.of(known.node.expr)  # a size of a tensor
+        args, kwargs = map_aggregate((node.args, node.kwargs), self._valued)
+        return node.target(*args, **kwargs)  # type: ignore[operator]  # it is a call
+
+    def _valued(self, arg: Any) -> Any:
+        return self.of(arg) if isinstance(arg, Node) else arg
+
+
 class Symbolic:
     """A joint graph with symbolic sizes.
 
@@ -214,7 +244,7 @@ class _Copy:
         constant = node.op == "get_attr"
         given = attribute(self.joint, node) if constant else self.args.get(node)
         if node not in self.symbolic.described:
-            return sized(given, node.meta["val"])
+            return self._sized(node, given)
         known = self.symbolic.described[node]
         made = self.fakes.made(known) if given is None else self.fakes.like(plain(given), known)
         return self._copied(node, (), {}, made)
@@ -225,7 +255,7 @@ class _Copy:
         kwargs: Any
         args, kwargs = map_aggregate((node.args, node.kwargs), _by(self.new))
         if _is_number(node):
-            return sized(self._run(node, args, kwargs), node.meta.get("val"))
+            return self._sized(node, self._run(node, args, kwargs))
         known = self.symbolic.described[node]
         if node.target in _SLICES:
             whole = args[0].meta["val"]
@@ -241,6 +271,10 @@ class _Copy:
             given, named = map_aggregate((args, kwargs), _value)
             self.ran.append(Ran(node.target, given, named, made, self._take(node, made)))
         return self._copied(node, args, kwargs, made)
+
+    def _sized(self, node: Node, number: Any) -> Any:
+        """The value of a node that is a number; it remembers the node if that is symbolic."""
+        return sized(number, node) if isinstance(node.meta.get("val"), SYMBOLS) else number
 
     def _holds(self, node: Node, known: Any) -> bool:
         """Whether to trust what torch says of a call: then the op need not run.
