@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import outcore
 from outcore.capture import capture
 from outcore.ir.trace import Effect
-from tests.cpu.training import mean_square, same, tight_budget, train
+from tests.cpu.training import mean_square, same, snapshot, tight_budget, train
 
 ATEN = torch.ops.aten
 WIDTH, STEPS = 192, 9
@@ -115,3 +115,28 @@ def test_a_view_from_a_fixed_place_of_an_input_is_not_planned() -> None:
         found = losses(module)
     assert [w for w in caught if "as_strided with an offset, of an input" in str(w.message)]
     assert same([found], [losses(plain)])
+
+
+def test_an_input_that_was_all_of_its_storage_begins_elsewhere() -> None:
+    """Views of it from a fixed place do not: from then on the graph runs as torch has it."""
+    whole = torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
+    parts = [*(torch.randn(32, 64) for _ in range(6)), whole[:32].clone(), whole[64:96]]
+
+    def trained(module: nn.Module) -> list[list[Tensor]]:
+        made = []
+        for x in parts:
+            module.zero_grad()
+            loss = mean_square(module(x))
+            loss.backward()
+            made.append(snapshot(module, loss))
+        return made
+
+    torch.manual_seed(0)
+    plain, module = Fixed(), Fixed()
+    module.load_state_dict(plain.state_dict())
+    outcore.wrap(module, budget="1GiB")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = trained(module)
+    assert [w for w in caught if "begins elsewhere in its storage" in str(w.message)]
+    assert same(found, trained(plain))
