@@ -43,8 +43,8 @@ class Told:
         self.whole.append(at_sizes)
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Compare what patterns tell from now on."""
     seen, by_pattern = Told(), AtSizes._by_pattern
 
     def watched(at_sizes: AtSizes, args: Sequence[Any], told: Captured) -> Source:
@@ -52,7 +52,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
         return by_pattern(at_sizes, args, told)
 
     monkeypatch.setattr(AtSizes, "_by_pattern", watched)
-    yield seen
+    return seen
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+    yield watch(monkeypatch)
     torch._dynamo.reset()
 
 

@@ -15,6 +15,7 @@ from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
 from outcore.runtime.by_size import BySize
+from tests.cpu.test_patterns import CASES, alike, watch
 from tests.cpu.training import Deep, mean_square, same, snapshot
 from tests.gpu.test_attention import KERNELS, WIDTH, Block
 from tests.gpu.test_layout import nearly_full
@@ -128,6 +129,7 @@ def test_on_a_nearly_full_device():
 def test_attention_over_any_length_is_traced_once(kernel, monkeypatch):
     """Some of its kernels return lengths to the host: numbers, in the copies."""
     made = []
+    told = watch(monkeypatch)
     new = BySize._new
 
     def noted(self, *args):
@@ -144,11 +146,21 @@ def test_attention_over_any_length_is_traced_once(kernel, monkeypatch):
         torch.manual_seed(0)
         module = Block(0.0).cuda().to(KERNELS[kernel])
         call = torch.compile(module, backend=way)
-        for n in (48, 40, 56, 40):
+        for n in (48, 40, 56, 40, 64, 32, 72):
             module.zero_grad()
             with sdpa_kernel(kernel):
                 loss = mean_square(call(torch.ones(8, n, WIDTH).cuda().to(KERNELS[kernel])))
                 loss.backward()
             seen.append(snapshot(module, loss))
     assert same(found, expected)
-    assert made == [True, True]
+    assert made == [True] * 5
+    assert len(told.traces) == 2
+
+
+@pytest.mark.parametrize("case", ["attention", "one sequence", "two lengths"])
+def test_what_patterns_tell_is_what_would_be_captured(case, monkeypatch):
+    told, (make, inputs) = watch(monkeypatch), CASES[case]
+    torch.manual_seed(0)
+    on_device = [[x.cuda() for x in given] for given in inputs()]
+    alike(make().cuda(), on_device)
+    assert told.traces
