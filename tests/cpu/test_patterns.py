@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from outcore import Backend
-from outcore.capture import AtSizes
+from outcore.capture import AtSizes, Symbolic
 from outcore.capture.graph import Captured
 from outcore.capture.pattern import Pattern
 from outcore.capture.source import Source
@@ -38,6 +36,7 @@ class Told:
         assert told.within == captured.within
         assert told.overwritten == captured.overwritten
         assert told.turned == captured.turned
+        assert told.fixed == captured.fixed
         assert told.device == captured.device
         self.traces.append(told)
         self.whole.append(at_sizes)
@@ -141,6 +140,15 @@ class Factors(nn.Linear):
         return made * ((1 / count) * 0.1 * (1 / count)) + (made**2) * (1 / count - 0.3 + 0.1)
 
 
+class Clamped(nn.Linear):
+    """Numbers that are one of two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        made: Tensor = super().forward(x) * max(count, 9) + min(count, 7) + min(max(count, 5), 12)
+        return made
+
+
 class Classes(nn.Module):
     """Cross-entropy over so many classes that its gradient is made in blocks of rows."""
 
@@ -191,6 +199,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         lambda: Factors(8, 8).double(),
         lambda: [[torch.randn(3, n, 8).double()] for n in (6, 7, 8, 11, 14, 12, 17, 21, 24, 18)],
     ),
+    "clamped": (lambda: Clamped(8, 8), lambda: texts(*((3, n) for n in (13, 14, 15, 16, 4, 8)))),
+    "clamped below": (lambda: Clamped(8, 8), lambda: texts(*((3, n) for n in (4, 2, 3, 5, 14, 8)))),
     "classes": (
         Classes,
         lambda: [[torch.randint(0, 4000, (2, n))] for n in (40, 160, 170, 190, 210, 165, 230)],
@@ -304,28 +314,23 @@ def test_a_kernel_that_does_otherwise_at_one_size(told: Told) -> None:
     assert not told.whole[0]._patterns
 
 
-def test_a_kernel_that_does_otherwise_within_modes(told: Told) -> None:
-    """The graph is captured without them, as dynamo does it."""
-    seen: list[Any] = []
+def test_a_kernel_that_does_otherwise_within_a_mode(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is copied without modes, as dynamo does it."""
+    at, modes = Symbolic.at, []
 
-    class Watching(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
+    def noted(symbolic: Symbolic, args: Sequence[Any]) -> Any:
+        modes.append(torch._C._len_torch_function_stack())
+        return at(symbolic, args)
 
-    module = Turned(8, 8)
-    plain, backend = copy.deepcopy(module), Backend(budget="2GiB", strict=True)
-    call = torch.compile(module, backend=backend, dynamic=True)
-    for seed, n in enumerate((2, 3, 4, 5, 9)):
-        x = torch.randn(n, 8)
-        expected = step(plain, plain, seed, [x])
-        with Watching() if n == 9 else nullcontext():
-            found = step(module, call, seed, [x])
-        assert same([found], [expected])
-    assert told.traces
-    assert not any(func in (torch.ops.aten.addmm.default, torch.empty) for func in seen)
+    monkeypatch.setattr(Symbolic, "at", noted)
+    with torch.device("cpu"):
+        backend = alike(Turned(8, 8), [[torch.randn(n, 8)] for n in (2, 3, 4, 5, 9, 6)])
+    assert backend.engine is not None
+    assert any(graph.corrections for graph in backend.engine.graphs)
+    assert len(modes) == 3 + 2 + 1 + 1, "those told are compared with a copy"
+    assert not any(modes)
 
 
 def test_views_from_a_fixed_place(told: Told) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -115,6 +116,46 @@ def test_a_view_from_a_fixed_place_of_an_input_is_not_planned() -> None:
         found = losses(module)
     assert [w for w in caught if "as_strided with an offset, of an input" in str(w.message)]
     assert same([found], [losses(plain)])
+
+
+class Scaled(torch.autograd.Function):
+    """Reads gradients from a fixed place of their storage."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.as_strided((4, 8), (8, 1), 0) * 2
+
+
+def test_a_view_from_a_fixed_place_of_a_gradient_is_not_planned() -> None:
+    class Scaling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = Scaled.apply(super().forward(x))
+            return made
+
+    def trained(module: nn.Module, call: Any) -> list[list[Tensor]]:
+        made = []
+        for i in range(8):
+            module.zero_grad()
+            result = call(torch.full((4, 8), 1.0 + i))
+            parts = [torch.ones(4, 8), result] if i > 4 else [result]
+            loss = mean_square(torch.cat(parts))
+            loss.backward()
+            made.append(snapshot(module, loss))
+        return made
+
+    torch.manual_seed(0)
+    plain = Scaling(8, 8)
+    module = copy.deepcopy(plain)
+    call = torch.compile(module, backend=outcore.Backend(budget="1GiB"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = trained(module, call)
+    assert [w for w in caught if "as_strided with an offset, of an input" in str(w.message)]
+    assert same(found, trained(plain, plain))
 
 
 def test_an_input_that_was_all_of_its_storage_begins_elsewhere() -> None:

@@ -278,9 +278,9 @@ class _Capture:
     def _check_fixed(self, node: Node) -> None:
         """Note a view of an input from a fixed place of its storage (`Captured.fixed`).
 
-        Raises CaptureError if the input is not all of its storage: the next one may begin elsewhere
-        then, and torch's compiler does not check that. If inputs overlap and one is overwritten,
-        AOTAutograd passes all of their storage instead.
+        Raises CaptureError if the input is not all of its storage, or is a tangent: the next one
+        may begin elsewhere then, and torch's compiler does not check that. If inputs overlap and
+        one is overwritten, AOTAutograd passes all of their storage instead.
         """
         if node.target is not torch.ops.aten.as_strided.default:
             return
@@ -290,7 +290,7 @@ class _Capture:
         buffer, given = self.buffers[self._buffer(source)], _fake(source)
         whole = given.is_contiguous() and given.nbytes == given.untyped_storage().nbytes()
         if offset is not None and buffer.borrowed:
-            if not whole:
+            if not whole or buffer.role is Role.GRAD:
                 raise CaptureError(reason="as_strided with an offset, of an input", site=site(node))
             self.fixed.add(buffer.id)
 
@@ -498,9 +498,14 @@ def fits_over(
 ) -> bool:
     """Whether an op `target` can write its result over its argument, by how the two lie."""
     source, made = values[donation.source], values[donation.target]
-    same = replace(source, id=made.id, buffer=made.buffer) == made
+    same = _read_as(source) == _read_as(made)
     whole = buffers[source.buffer].nbytes == buffers[made.buffer].nbytes
     return same and whole and (target not in aten.IN_ORDER or _in_order(made))
+
+
+def _read_as(value: Value) -> tuple[object, ...]:
+    """All of a Value but which one it is, and of which buffer."""
+    return value.dtype, value.shape, value.stride, value.offset, value.conj, value.neg
 
 
 def _fake(node: Node) -> torch.Tensor:

@@ -54,7 +54,15 @@ _PASSED_ON: Final = frozenset({convolution.BACKWARD, cross_entropy.GRADIENT})
 """Calls that passes make: their numbers are those of the calls that they replace."""
 
 
-ANY: Final = ArithmeticError, LookupError, RuntimeError, TypeError, ValueError
+ANY: Final = (
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 """What expressions and ops may raise. Expressions do if the inputs do not determine them."""
 
 
@@ -448,7 +456,9 @@ def _is_of(ours: Any, theirs: Any) -> bool:
     """Whether a number of a copy is that of the symbolic graph, there maybe as a node."""
     if not isinstance(theirs, Node):
         return type(ours) is type(theirs) and bool(ours == theirs)
-    return isinstance(theirs.meta.get("val"), SYMBOLS) == _is_sized(ours)
+    if not isinstance(theirs.meta.get("val"), SYMBOLS):
+        return not _is_sized(ours)
+    return _is_sized(ours) and ours.of is theirs
 
 
 def _like(numbers: Arg, expressions: Sequence[Any]) -> Arg:

@@ -79,7 +79,8 @@ class Runner:
         self.engine.metering.enter()
         self.conductor.begin_call()
         fixed = graph.captured.fixed
-        if fixed and any(inputs[i].storage_offset() != offset for i, offset in fixed):
+        moved = (inputs[i].storage_offset() != offset for i, offset in fixed)
+        if not graph.retired and any(moved):
             graph.give_up(CaptureError(reason=MOVED))
         while True:  # until the trace is right
             with residency.at_once():

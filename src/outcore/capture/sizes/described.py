@@ -54,6 +54,11 @@ def sized(number: Any, of: Any) -> Any:
     return made
 
 
+def unsized(arg: Any) -> Any:
+    """An argument, without what it remembers if it is a number."""
+    return arg.plain() if isinstance(arg, SizedInt | SizedFloat) else arg
+
+
 _SIZED: Final = {int: SizedInt, float: SizedFloat}
 
 

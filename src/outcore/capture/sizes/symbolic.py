@@ -36,6 +36,7 @@ from outcore.capture.sizes.described import (
     lie,
     sized,
     storages,
+    unsized,
 )
 from outcore.errors import CaptureError
 
@@ -58,26 +59,25 @@ class Values:
 
     def __init__(self, symbolic: Symbolic, args: Sequence[Any]) -> None:
         self.sizes = symbolic.numbers(args)
-        self._symbolic = symbolic
+        self._described = symbolic.described
         self._known = dict(zip(symbolic.primals, args, strict=True))
+        self._rest = iter(symbolic.computed)
 
     def of(self, node: Node) -> Any:
-        """The value of a node that is a number."""
-        if node not in self._known:
-            self._known[node] = self._computed(node)
+        """The value of a node that is a number. Those before it are computed first."""
+        while node not in self._known:
+            following = next(self._rest)
+            self._known[following] = self._computed(following)
         return self._known[node]
 
     def _computed(self, node: Node) -> Any:
         known = node.meta["val"]
         if not isinstance(known, SYMBOLS):
             return known
-        if any(n in self._symbolic.described for n in node.all_input_nodes):
+        if any(n in self._described for n in node.all_input_nodes):
             return self.sizes.of(known.node.expr)  # a size of a tensor
-        args, kwargs = map_aggregate((node.args, node.kwargs), self._valued)
+        args, kwargs = map_aggregate((node.args, node.kwargs), _by(self._known))
         return node.target(*args, **kwargs)  # type: ignore[operator]  # it is a call
-
-    def _valued(self, arg: Any) -> Any:
-        return self.of(arg) if isinstance(arg, Node) else arg
 
 
 class Symbolic:
@@ -114,6 +114,9 @@ class Symbolic:
             if node.op != "output" and not _is_number(node)
         }
         """Node -> what it makes, as torch described it. Numbers are left out."""
+        calls = (node for node in joint.graph.nodes if node.op == "call_function")
+        self.computed = [n for n in calls if _is_number(n) and n.meta.get("val") is not None]
+        """The calls that return numbers, in order."""
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The numbers and sizes that a graph for the forward inputs `args` depends on."""
@@ -254,8 +257,9 @@ class _Copy:
         args: Any
         kwargs: Any
         args, kwargs = map_aggregate((node.args, node.kwargs), _by(self.new))
-        if _is_number(node):
-            return self._sized(node, self._run(node, args, kwargs))
+        if _is_number(node):  # which may return an argument itself, as a maximum does
+            plain_args, plain_kwargs = map_aggregate((args, kwargs), unsized)
+            return self._sized(node, self._run(node, plain_args, plain_kwargs))
         known = self.symbolic.described[node]
         if node.target in _SLICES:
             whole = args[0].meta["val"]
