@@ -721,7 +721,7 @@ class TestRefused:
         def refused(*_: Any) -> None:
             raise CaptureError(reason="a test")
 
-        monkeypatch.setattr("outcore.runtime.graph_compiler.capture", refused)
+        monkeypatch.setattr("outcore.capture.source.capture", refused)
         backend = Backend(budget="1GiB")
         with pytest.warns(UserWarning, match="a test"):
             mine = self.peak_bytes(backend)

@@ -564,7 +564,7 @@ def test_what_captures_leave_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatc
         gc.collect(1)  # makes the cycle old: dynamo collects young objects in the end
         return capture(*given)
 
-    monkeypatch.setattr("outcore.runtime.graph_compiler.capture", littering)
+    monkeypatch.setattr("outcore.capture.source.capture", littering)
     torch._dynamo.reset()
     module = nn.ModuleList((Tower(), Tower(layers=10)))
     backend = Backend(budget="1GiB", policy="pooch")

@@ -10,15 +10,19 @@ from hypothesis import strategies as st
 
 from outcore.ir import family as families
 from outcore.ir import identity
-from outcore.ir.family import Family, family_of, once_per_family
+from outcore.ir.family import LENT, Family, family_of, once_per_family
+from outcore.ir.hardware import Tier
 from outcore.ir.identity import Identity
 from outcore.ir.liveness import dead_gaps, gaps, liveness
-from outcore.ir.plan import KEEP_ALL
+from outcore.ir.memory import extent_bytes, held_bytes
+from outcore.ir.plan import KEEP_ALL, Plan
 from outcore.ir.problem import Problem
+from outcore.ir.program import Program
 from outcore.ir.store import digest
 from outcore.ir.trace import Trace
-from outcore.lower import kept, lower
-from tests.pure.strategies import problems, small_problem, small_trace
+from outcore.ir.verify_program import verify_program
+from outcore.lower import kept, lower, resized
+from tests.pure.strategies import planned, problems, small_problem, small_trace
 
 
 def grown(trace: Trace, factor: int) -> Trace:
@@ -40,8 +44,39 @@ def test_what_is_shared_is_what_each_has(problem: Problem, factor: int) -> None:
         known = lower(replace(problem, trace=trace), KEEP_ALL)
         assert program == replace(known, trace_digest="")
     assert programs[0].body is programs[1].body
-    assert all(map(family.shares, programs))
-    assert not family.shares(lower(problem, KEEP_ALL))
+    assert family.code_of(programs[0]) is family.code_of(programs[1]) is not None
+    assert family.code_of(lower(problem, KEEP_ALL)) is None
+
+
+@given(planned(), st.integers(2, 5))
+def test_programs_for_larger_sizes_are_right_for_smaller_ones(
+    made: tuple[Problem, Plan, Program], factor: int
+) -> None:
+    problem, plan, small = made
+    large = replace(problem, trace=grown(problem.trace, factor))
+    plan = replace(plan, problem_digest="", trace_digest="")
+    program = lower(large, plan)
+    found = resized(program, problem)
+    assert found is not None
+    verify_program(problem, found)
+    assert found.body is program.body
+    for tier in Tier:
+        held = zip(held_bytes(problem, found, tier), held_bytes(large, program, tier), strict=True)
+        assert all(here <= there for here, there in held)
+        assert extent_bytes(found, tier) <= extent_bytes(program, tier)
+    leaves = any(slot.tier is not Tier.DEVICE and slot.nbytes for slot in small.slots)
+    assert (resized(small, large) is None) == leaves
+
+
+def test_few_lent_programs_are_remembered() -> None:
+    family, problem = Family(()), small_problem()
+    programs = [lower(problem, KEEP_ALL) for _ in range(LENT + 1)]
+    for program in programs:
+        family.lend(program)
+        family.lend(program)
+    first, *others = programs
+    assert family.code_of(first) is None
+    assert [each.program for each in family.lent] == others
 
 
 def test_a_trace_without_a_family_shares_nothing() -> None:

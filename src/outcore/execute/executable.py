@@ -145,12 +145,12 @@ def _compiled(
 ) -> Compiled:
     """The functions of `program`. Those of programs of one family that do the same are shared."""
     family = family_of(trace)
-    if family is None or layout is not None or not family.shares(program):
+    code = None if family is None or layout is not None else family.code_of(program)
+    if code is None:
         return _compile(trace, program, instruments, layout)
-    key = _compiled, id(program.body), instruments
-    if key not in family.known:
-        family.known[key] = _compile(trace, program, instruments, family=family)
-    found: Compiled = family.known[key]
+    if instruments not in code:
+        code[instruments] = _compile(trace, program, instruments, family=family)
+    found: Compiled = code[instruments]
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -16,6 +18,19 @@ _families: dict[int, Family] = {}
 """Id of a living trace -> its family."""
 
 
+LENT = 8
+"""Programs that are remembered as lent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedProgram:
+    """A program for one trace of a family, whose body others share."""
+
+    program: Program
+    code: dict[Hashable, Any] = field(default_factory=dict)
+    """Its code, by how it was instrumented."""
+
+
 class Family:
     """What is known of all traces of a family. Lives as long as one of them."""
 
@@ -24,9 +39,11 @@ class Family:
         """Ops with arguments that are numbers, some of which hang on sizes."""
         self.known: dict[Hashable, Any] = {}
         """What is derived from one trace and is the same for all, by a key of who derived it."""
-        self.programs: dict[Hashable, Program] = {}
+        self.programs: dict[Hashable, SharedProgram] = {}
         """Programs for one of the traces, by what else they depend on. Those for others differ in
         their slots alone."""
+        self.lent: deque[SharedProgram] = deque(maxlen=LENT)
+        """Such programs that go from larger sizes to smaller ones, the latest last."""
 
     def add(self, trace: Trace) -> None:
         """Add a trace. Its ops, buffers and values are those of the others, at other sizes."""
@@ -34,9 +51,15 @@ class Family:
         _families[number] = self
         weakref.finalize(trace, _families.pop, number, None).atexit = False
 
-    def shares(self, program: Program) -> bool:
-        """Whether all traces have a program with the body of this one."""
-        return any(each.body is program.body for each in self.programs.values())
+    def lend(self, program: Program) -> None:
+        """Note that other traces have programs with the body of this one."""
+        if self.code_of(program) is None:
+            self.lent.append(SharedProgram(program))
+
+    def code_of(self, program: Program) -> dict[Hashable, Any] | None:
+        """The code of a program that others share; None for other programs."""
+        shared = (*self.programs.values(), *self.lent)
+        return next((each.code for each in shared if each.program.body is program.body), None)
 
 
 def family_of(trace: Trace) -> Family | None:

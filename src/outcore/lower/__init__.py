@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outcore.gc_paused import gc_paused
-from outcore.ir.family import family_of
+from outcore.ir.family import SharedProgram, family_of
+from outcore.ir.hardware import Tier
 from outcore.ir.plan import KEEP_ALL, Plan
 from outcore.ir.problem import Problem
-from outcore.ir.program import Program, Slot
+from outcore.ir.program import Copy, Program
 from outcore.ir.store import check_plan_for, digest
 from outcore.ir.verify_plan import verify_plan
 from outcore.ir.verify_problem import verify_problem
@@ -23,7 +24,7 @@ from outcore.lower.place import place
 from outcore.lower.prefetch import prefetch
 from outcore.lower.release import release
 
-__all__ = ["kept", "lower", "lower_without_overlap"]
+__all__ = ["kept", "lower", "lower_without_overlap", "resized"]
 
 
 @gc_paused()
@@ -65,16 +66,31 @@ def kept(problem: Problem) -> Program:
     if family is None:
         return lower(problem, KEEP_ALL, fast=True)
     key = problem.hardware.rounding_bytes
-    known = family.programs.get(key)
-    if known is None:
-        known = family.programs[key] = replace(lower(problem, KEEP_ALL, fast=True), trace_digest="")
-        return known
+    if key not in family.programs:
+        program = replace(lower(problem, KEEP_ALL, fast=True), trace_digest="")
+        family.programs[key] = SharedProgram(program)
+        return program
+    found = resized(family.programs[key].program, problem)
+    assert found is not None  # noqa: S101 - nothing goes to an outer tier
+    return found
+
+
+def resized(program: Program, problem: Problem) -> Program | None:
+    """`program`, which was made for a trace that differs in sizes alone, for that of `problem`.
+
+    Slots keep their places in the outer tiers: None if a buffer that goes there is larger. The
+    digest of the trace is left out.
+    """
     buffers, size = problem.trace.buffers, problem.hardware.slot_bytes
+    targets = {x.action.target for x in program.body if isinstance(x.action, Copy)}
     slots = tuple(
-        Slot(s.id, s.buffer, s.tier, size(s.tier, buffers[s.buffer].nbytes, copied=False))
-        for s in known.slots
+        replace(s, nbytes=size(s.tier, buffers[s.buffer].nbytes, copied=s.id in targets))
+        for s in program.slots
     )
-    return replace(known, slots=slots)
+    pairs = zip(slots, program.slots, strict=True)
+    if any(new.nbytes > old.nbytes and new.tier is not Tier.DEVICE for new, old in pairs):
+        return None
+    return replace(program, slots=slots, trace_digest="")
 
 
 def lower_without_overlap(problem: Problem, plan: Plan) -> Program:

@@ -10,7 +10,7 @@ numbers, and let `Fitting` make the plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from outcore.errors import InfeasibleError
 from outcore.execute import Driver
 from outcore.gc_paused import gc_paused
+from outcore.ir.family import family_of
 from outcore.ir.hardware import Tier
 from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import fits, pause_bytes, peak
@@ -26,7 +27,7 @@ from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Program
 from outcore.ir.store import digest
-from outcore.lower import lower
+from outcore.lower import lower, resized
 from outcore.runtime.graphs.calls import Calls, call_tensor_bytes
 from outcore.runtime.graphs.drift import Drift, Replanned
 from outcore.runtime.graphs.external import ExternalMemory, Room
@@ -159,14 +160,9 @@ class Planner:
         pause = 0 if floor is None else pause_bytes(problem, floor)
         least = solver.settings.rooms[0]
         room = lender.room_bytes if lender.layout is None else least
-        kept = solver.kept(problem)
-        for keeps, left in ((True, 0), (False, room)):
-            plan = KEEP_ALL if keeps else _for(problem, lender.plan)
+        waiting = replace(problem, between_bytes=max(between, pause))
+        for plan, left, program in self._lent(waiting, lender, room):
             less = replace(problem, budget_bytes=problem.budget_bytes - left, between_bytes=between)
-            program = replace(kept, plan_digest=digest(plan))
-            if plan.choices or plan.variants:
-                waiting = replace(less, between_bytes=max(between, pause))
-                program = lower(waiting, plan, fast=True)
             if pause_bytes(problem, program) < pause:
                 continue
             held = checked_bytes(trace, program, lender.external.gone, captured.overwritten)
@@ -185,6 +181,33 @@ class Planner:
                 )
                 return lent, spare
         return None
+
+    def _lent(
+        self, problem: Problem, lender: Planned, room: int
+    ) -> Iterator[tuple[Plan, int, Program]]:
+        """Programs by which to run the plan `lender` for `problem`, and how much room they leave.
+
+        The first one keeps everything. If traces for further sizes are told by a pattern, hardly
+        any size may return: then programs for larger sizes come next, as they are.
+        """
+        yield KEEP_ALL, 0, replace(self.solver.kept(problem), plan_digest=digest(KEEP_ALL))
+        plan, family = lender.plan, family_of(problem.trace)
+        if not plan.choices and not plan.variants:
+            yield plan, room, replace(self.solver.kept(problem), plan_digest=digest(plan))
+            return
+        if family is not None:
+            family.lend(lender.program)
+            unnamed = replace(plan, problem_digest="", trace_digest="")
+            for shared in reversed(family.lent):
+                same = shared.program.plan_digest == lender.program.plan_digest
+                program = resized(shared.program, problem) if same else None
+                if program is not None:
+                    yield unnamed, room, program
+        less = replace(problem, budget_bytes=problem.budget_bytes - room)
+        anew = lower(less, plan := _for(problem, plan), fast=True)
+        if family is not None:
+            family.lend(anew)
+        yield plan, room, anew
 
     def beside(self, planned: Planned, external_bytes: int) -> Planned:
         """The same plan with room for `external_bytes` of external memory, if that is more.

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 from outcore.errors import InfeasibleError
 from outcore.gc_paused import gc_paused
+from outcore.ir.family import SharedProgram, family_of
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import held_bytes, peak, staging_needed
+from outcore.ir.memory import fits, held_bytes, peak, staging_needed
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
 from outcore.ir.trace import Trace
-from outcore.lower import lower_without_overlap
+from outcore.lower import lower_without_overlap, resized
 from outcore.policies import Policy, floor_plan, leanest_plan
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.recompute_all import RecomputeAll
@@ -69,7 +70,16 @@ class Programs:
     def _floor(
         self, shares: Shares, problem: Problem, resident_bytes: int, *, leanest: bool
     ) -> tuple[Program, int]:
-        """As `floor`, for `problem`."""
+        """As `floor`, for `problem`.
+
+        For traces of one family, it is the program of earlier ones if that fits.
+        """
+        family, key = family_of(problem.trace), (Programs, leanest)
+        shared = None if family is None else family.programs.get(key)
+        program = None if shared is None else resized(shared.program, problem)
+        if program is not None and fits(problem, program):
+            spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
+            return program, resident_bytes + spare
         make = leanest_plan if leanest else floor_plan
         try:
             problem, plan = self._solver.solve(shares, problem, make)
@@ -78,6 +88,8 @@ class Programs:
             raise
         self._solver.prepare(problem)
         program = lower_without_overlap(problem, plan)
+        if family is not None:
+            family.programs[key] = SharedProgram(program)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
