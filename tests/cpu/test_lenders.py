@@ -95,6 +95,26 @@ def test_the_largest_is_planned_from_its_checked_step(peaks: list[tuple[bool, in
     assert max(peak for _, peak in peaks) <= BUDGET
 
 
+def test_smaller_sizes_run_the_program_of_larger_ones() -> None:
+    """Once patterns tell their traces, nothing is lowered or generated for them."""
+    module, backend = Scaled(), backend_of()
+    plain = torch.compile(module, backend="aot_eager", dynamic=True)
+    sizes = [*STREAM, *(n - 50 for n in STREAM)]
+    expected = [gradients(module, plain, n) for n in sizes]
+    call = torch.compile(module, backend=backend, dynamic=True)
+    code = []
+    for n, gradient in zip(sizes, expected, strict=True):
+        assert all(map(torch.equal, gradients(module, call, n), gradient))
+        assert backend.engine is not None
+        graph = backend.engine.graphs[-1]
+        if graph.status.lent is not None and graph.profiling is not None:
+            assert graph.status.lent.plan.moves
+            assert is_predicted(backend)
+            code.append(graph.profiling.checked.compiled)
+    assert len(code) > 10
+    assert len({*code[3:]}) <= 2, "one for each lender"
+
+
 def test_a_plan_that_was_lent_was_made_once() -> None:
     backend = backend_of()
     call = torch.compile(Scaled(), backend=backend, dynamic=True)

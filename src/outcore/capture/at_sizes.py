@@ -102,7 +102,7 @@ class AtSizes:
 
     def _by_pattern(self, args: Sequence[Any], told: Captured) -> Source:
         later = _Later(self, args, told)
-        return Source(replace(told, source=later.joint), later.dense, None)
+        return Source(replace(told, source=later.joint), later.dense, told=True)
 
 
 class _Later:

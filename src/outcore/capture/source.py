@@ -34,8 +34,10 @@ class Source:
     captured: Captured
     dense: Callable[[], GraphModule]
     """Returns `Rewritten.dense`."""
-    sparse: SparseGradients | None
+    sparse: SparseGradients | None = None
     """As `Rewritten.sparse`."""
+    told: bool = False
+    """Whether a pattern told what is captured, which takes little time."""
 
 
 def rewritten(joint: GraphModule, forward_outputs: int, large: LargeInputs) -> Rewritten:

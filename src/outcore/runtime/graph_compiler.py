@@ -193,7 +193,8 @@ class GraphCompiler:
         graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
         engine.add(graph, compiled=state.compiled_anew or state.options.fuse)
         state.compiled_anew = False
-        state.note_capture(engine.steps.number)
+        if not source.told:
+            state.note_capture(engine.steps.number)
         return Conductor(engine, graph)
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
