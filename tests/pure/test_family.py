@@ -64,8 +64,8 @@ def test_programs_for_larger_sizes_are_right_for_smaller_ones(
         held = zip(held_bytes(problem, found, tier), held_bytes(large, program, tier), strict=True)
         assert all(here <= there for here, there in held)
         assert extent_bytes(found, tier) <= extent_bytes(program, tier)
-    leaves = any(slot.tier is not Tier.DEVICE and slot.nbytes for slot in small.slots)
-    assert (resized(small, large) is None) == leaves
+    assert (resized(small, large) is None) == any(slot.nbytes for slot in small.slots)
+    assert resized(small, problem) == replace(small, trace_digest="")
 
 
 def test_few_lent_programs_are_remembered() -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from outcore.gc_paused import gc_paused
 from outcore.ir.family import SharedProgram, family_of
-from outcore.ir.hardware import Tier
 from outcore.ir.plan import KEEP_ALL, Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Copy, Program
@@ -20,7 +19,7 @@ from outcore.ir.verify_program import verify_program
 from outcore.lower.donate import donate
 from outcore.lower.draft import Draft, assemble
 from outcore.lower.expand import expand
-from outcore.lower.place import place
+from outcore.lower.place import compacted, place
 from outcore.lower.prefetch import prefetch
 from outcore.lower.release import release
 
@@ -70,26 +69,30 @@ def kept(problem: Problem) -> Program:
         program = replace(lower(problem, KEEP_ALL, fast=True), trace_digest="")
         family.programs[key] = SharedProgram(program)
         return program
-    found = resized(family.programs[key].program, problem)
-    assert found is not None  # noqa: S101 - nothing goes to an outer tier
-    return found
+    return _with_slots(family.programs[key].program, problem)
 
 
 def resized(program: Program, problem: Problem) -> Program | None:
     """`program`, which was made for a trace that differs in sizes alone, for that of `problem`.
 
-    Slots keep their places in the outer tiers: None if a buffer that goes there is larger. The
-    digest of the trace is left out.
+    None if one of its slots would be larger: then it may not be what one would make for these
+    sizes. Slots in the outer tiers move together. The digest of the trace is left out.
     """
+    found = _with_slots(program, problem)
+    pairs = zip(found.slots, program.slots, strict=True)
+    if any(new.nbytes > old.nbytes for new, old in pairs):
+        return None
+    return replace(found, slots=compacted(found.slots, program.slots))
+
+
+def _with_slots(program: Program, problem: Problem) -> Program:
+    """`program` with slots of the bytes that they have for `problem`, in the same places."""
     buffers, size = problem.trace.buffers, problem.hardware.slot_bytes
     targets = {x.action.target for x in program.body if isinstance(x.action, Copy)}
     slots = tuple(
         replace(s, nbytes=size(s.tier, buffers[s.buffer].nbytes, copied=s.id in targets))
         for s in program.slots
     )
-    pairs = zip(slots, program.slots, strict=True)
-    if any(new.nbytes > old.nbytes and new.tier is not Tier.DEVICE for new, old in pairs):
-        return None
     return replace(program, slots=slots, trace_digest="")
 
 

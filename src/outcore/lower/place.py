@@ -7,10 +7,12 @@ until the end of the step, so that a second backward call (`retain_graph`) finds
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from outcore.ir.hardware import Tier
-from outcore.ir.program import Alloc, Free
+from outcore.ir.program import Alloc, Free, Slot
 from outcore.lower.draft import Draft, crossing_slots
 
 
@@ -30,6 +32,25 @@ def place(draft: Draft) -> Draft:
             elif slot.id not in crossing:
                 rooms[slot.tier].give(slot.offset, slot.nbytes)
     return replace(draft, slots=slots)
+
+
+def compacted(slots: Sequence[Slot], before: Sequence[Slot]) -> tuple[Slot, ...]:
+    """`slots`, which were larger `before`, moved together in the outer tiers.
+
+    Of two in a tier, the one that ended before the other began still does. So no two come to share
+    memory.
+    """
+    moved = list(slots)
+    for tier in set(Tier) - {Tier.DEVICE}:
+        there = [slot for slot in before if slot.tier is tier and slot.nbytes]
+        ends = sorted((slot.offset + slot.nbytes, slot.id) for slot in there)
+        passed = start = 0
+        for old in sorted(there, key=attrgetter("offset")):
+            while ends[passed][0] <= old.offset:
+                last = moved[ends[passed][1]]
+                passed, start = passed + 1, max(start, last.offset + last.nbytes)
+            moved[old.id] = replace(slots[old.id], offset=start)
+    return tuple(moved)
 
 
 class _FreeList:

@@ -193,14 +193,14 @@ class Planner:
         yield KEEP_ALL, 0, replace(self.solver.kept(problem), plan_digest=digest(KEEP_ALL))
         plan, family = lender.plan, family_of(problem.trace)
         if not plan.choices and not plan.variants:
-            yield plan, room, replace(self.solver.kept(problem), plan_digest=digest(plan))
             return
         if family is not None:
             family.lend(lender.program)
             unnamed = replace(plan, problem_digest="", trace_digest="")
-            for shared in reversed(family.lent):
-                same = shared.program.plan_digest == lender.program.plan_digest
-                program = resized(shared.program, problem) if same else None
+            lent = [each.program for each in family.lent]
+            alike = (p for p in reversed(lent) if p.plan_digest == lender.program.plan_digest)
+            for larger in (lender.program, *alike):
+                program = resized(larger, problem)
                 if program is not None:
                     yield unnamed, room, program
         less = replace(problem, budget_bytes=problem.budget_bytes - room)

@@ -72,12 +72,13 @@ class Programs:
     ) -> tuple[Program, int]:
         """As `floor`, for `problem`.
 
-        For traces of one family, it is the program of earlier ones if that fits.
+        For traces of one family, it is the program for larger sizes if that fits.
         """
-        family, key = family_of(problem.trace), (Programs, leanest)
-        shared = None if family is None else family.programs.get(key)
+        family = None if leanest else family_of(problem.trace)
+        shared = None if family is None else family.programs.get(Programs)
         program = None if shared is None else resized(shared.program, problem)
-        if program is not None and fits(problem, program):
+        if program is not None and fits(problem, program) and not _goes_beyond(problem, program):
+            self._solver.prepare(problem)
             spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
             return program, resident_bytes + spare
         make = leanest_plan if leanest else floor_plan
@@ -89,7 +90,7 @@ class Programs:
         self._solver.prepare(problem)
         program = lower_without_overlap(problem, plan)
         if family is not None:
-            family.programs[key] = SharedProgram(program)
+            family.programs[Programs] = SharedProgram(program)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
@@ -161,6 +162,12 @@ class Programs:
     def _unmeasured(self, shares: Shares, resident_bytes: int) -> Problem:
         profile = Profile.unknown(len(shares.graph.captured.trace.ops))
         return shares.problem(self._solver.hardware(), profile, resident_bytes)
+
+
+def _goes_beyond(problem: Problem, program: Program) -> bool:
+    """Whether the program uses a disk beyond the host."""
+    on_disk = any(slot.tier is Tier.DISK for slot in program.slots)
+    return on_disk and problem.hardware.outer is not Tier.DISK
 
 
 def _forward_peak_bytes(problem: Problem, program: Program) -> int:
