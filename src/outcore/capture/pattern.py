@@ -18,7 +18,6 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
-from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Node
 from torch.fx.node import map_aggregate
@@ -31,6 +30,7 @@ from outcore.capture.graph import Captured, Joint, fits_over
 from outcore.capture.nodes.call_memory import BYTES
 from outcore.capture.rewrites import convolution, cross_entropy
 from outcore.capture.rewrites.metadata_only import INPUT
+from outcore.capture.rewrites.views import is_view
 from outcore.capture.sizes.described import (
     SYMBOLS,
     Described,
@@ -53,8 +53,7 @@ bytes of an input's storage are those that are given."""
 _PASSED_ON: Final = frozenset({convolution.BACKWARD, cross_entropy.GRADIENT})
 """Calls that passes make: their numbers are those of the calls that they replace."""
 
-
-ANY: Final = (
+_MAY_RAISE: Final = (
     ArithmeticError,
     AssertionError,
     LookupError,
@@ -79,7 +78,7 @@ def pattern_of(
     """
     try:
         return _Drawn(symbolic, copied, rewritten, source.captured).pattern()
-    except (_UnfitError, *ANY):  # it has something that nobody thought of
+    except (_UnfitError, *_MAY_RAISE):  # it has something that nobody thought of
         return None
 
 
@@ -170,7 +169,7 @@ class Pattern:
         try:
             lies = self._lies(values, [tensor.untyped_storage().nbytes() for tensor in given])
             ops = self._ops(values)
-        except ANY:  # the forward inputs do not determine some number, or an op refuses it
+        except _MAY_RAISE:  # the forward inputs do not determine some number, or an op refuses it
             return None
         trace = None if lies is None else self._trace(ops, lies, given)
         if trace is None:
@@ -491,7 +490,7 @@ def _evaluated(lie: Lie, numbers: Numbers, held: Sequence[int]) -> Lie:
 
 def _shown(rerun: _Rerun, lies: Sequence[Lie], values: Values) -> list[Lie]:
     """How the results of a rerun lie. Views are as on any device, so no fake tensor is needed."""
-    mode = None if _is_view(rerun.target) else FakeTensorMode()
+    mode = None if is_view(rerun.target) else FakeTensorMode()
 
     def given(leaf: Any) -> Any:
         if not isinstance(leaf, _At):
@@ -509,14 +508,6 @@ def _shown(rerun: _Rerun, lies: Sequence[Lie], values: Values) -> list[Lie]:
         (tuple(t.shape), t.stride(), t.storage_offset(), t.untyped_storage().nbytes())
         for t in _tensors(made)
     ]
-
-
-def _is_view(target: Any) -> bool:
-    """Whether a call only reads memory in another way."""
-    if not isinstance(target, OpOverload):
-        return False
-    aliases = [result.alias_info for result in target._schema.returns]
-    return bool(aliases) and all(alias and not alias.is_write for alias in aliases)
 
 
 def _is_sliced(lies: Sequence[Lie], of: tuple[int, int, bool, bool]) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
@@ -53,11 +52,6 @@ class Sparse(Codec[T]):
     default: T
 
 
-def _as_it_is(value: Any) -> Json:
-    """What JSON has too. Known by its identity, so that it need not be called for each number."""
-    return cast("Json", value)
-
-
 def _plain(expected: str, kind: type[T]) -> Codec[T]:
     """The codec of a type that JSON has too. A bool is not accepted as an int."""
 
@@ -66,7 +60,7 @@ def _plain(expected: str, kind: type[T]) -> Codec[T]:
             raise CodecError(expected, json)
         return json
 
-    return Codec(_as_it_is, decode)
+    return Codec(lambda value: cast("Json", value), decode)
 
 
 BOOL = _plain("true or false", bool)
@@ -129,13 +123,8 @@ def _inside(item: Codec[T], json: Json, step: str) -> T:
 
 def tuple_of(item: Codec[T]) -> Codec[tuple[T, ...]]:
     """Any number of `item`s."""
-    plain = item.encode is _as_it_is
-
-    def encode(values: tuple[T, ...]) -> Json:
-        return list(cast("Any", values)) if plain else [item.encode(value) for value in values]
-
     return Codec(
-        encode,
+        lambda values: [item.encode(value) for value in values],
         lambda json: tuple(_inside(item, j, f"[{i}]") for i, j in enumerate(_items(json))),
     )
 
@@ -166,29 +155,18 @@ def fixed(*items: Codec[Any]) -> Codec[Any]:
     )
 
 
-def _getter(*names: str) -> Callable[[Any], tuple[Any, ...]]:
-    """What returns the attributes with these names."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)
-
-
 def record(make: Callable[..., T], **fields: Codec[Any]) -> Codec[T]:
     """A dataclass from a JSON object with exactly these fields. A `sparse` one may be absent."""
     later = {name: field for name, field in fields.items() if isinstance(field, Sparse)}
     always = {name: field for name, field in fields.items() if name not in later}
-    values_of = _getter(*always)
-    others = [(name, f.encode) for name, f in always.items() if f.encode is not _as_it_is]
     wanted = f"an object with {', '.join(sorted(always))}" if always else "an object"
     known = f"no fields but {', '.join(sorted(fields))}" if fields else "no fields"
 
     def encode(value: T) -> Json:
-        json = dict(zip(always, values_of(value), strict=True))
-        for name, encoder in others:
-            json[name] = encoder(json[name])
+        json = {name: field.encode(getattr(value, name)) for name, field in always.items()}
         for name, field in later.items():
-            if (item := getattr(value, name)) != field.default:
-                json[name] = field.encode(item)
+            if (given := getattr(value, name)) != field.default:
+                json[name] = field.encode(given)
         return json
 
     def decode(json: Json) -> T:

@@ -19,18 +19,18 @@ def of_what_is_there(joint: GraphModule) -> None:
     The views of that result are still described as views of the old one.
     """
     for node in joint.graph.nodes:
-        if _is_view(node) and not _shares(node):
+        if is_view(node.target) and not _shares(node):
             args, kwargs = map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
             fakes = (t for t in _tensors(args) if isinstance(t, FakeTensor))
             with next((fake.fake_mode for fake in fakes), nullcontext()):
                 node.meta["val"] = node.target(*args, **kwargs)
 
 
-def _is_view(node: Node) -> bool:
-    """Whether each call of the op returns views, by its schema."""
-    if not isinstance(node.target, OpOverload):
+def is_view(target: Any) -> bool:
+    """Whether each call of an op returns views, by its schema. False for what is no op."""
+    if not isinstance(target, OpOverload):
         return False
-    aliases = [result.alias_info for result in node.target._schema.returns]
+    aliases = [result.alias_info for result in target._schema.returns]
     return bool(aliases) and all(alias and not alias.is_write for alias in aliases)
 
 

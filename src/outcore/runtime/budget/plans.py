@@ -79,8 +79,8 @@ class Plans:
         self._on_cpu = device.type == "cpu"
         self._registry, self._residency, self._metering = registry, residency, metering
         self._remembered: OrderedDict[tuple[Identity, int], Planned] = OrderedDict()
-        """(that of the captured trace, `GraphStatus.place`) -> plan; the latest used last. Plans
-        outlive their graphs, for recompiles."""
+        """(identity of the captured trace, `GraphStatus.place`) -> plan; the latest used last.
+        Plans outlive their graphs, for recompiles."""
 
     def give_known(self, graph: PlannedGraph) -> None:
         """Give a captured graph the plan of an earlier graph with the same trace and place, if any.
