@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from outcore import Backend
 from outcore.capture import AtSizes, Symbolic
-from outcore.capture.graph import Captured
-from outcore.capture.pattern import Pattern
+from outcore.capture.captured import Captured
+from outcore.capture.patterns import Pattern
 from outcore.capture.source import Source
 from outcore.runtime.graphs.graph import PlannedGraph
 from tests.cpu.training import same, snapshot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outcore.capture.at_sizes import AtSizes
+from outcore.capture.captured import Captured
 from outcore.capture.compiler.compat import (
     aot_autograd,
     as_dynamo_compiles,
@@ -28,7 +29,7 @@ from outcore.capture.compiler.recurrent import is_recurrent, recurrent_apart, re
 from outcore.capture.compiler.shells import Shells, shells
 from outcore.capture.compiler.tracing import as_kernels
 from outcore.capture.fusion.fuse import fused
-from outcore.capture.graph import Captured, capture
+from outcore.capture.graph import capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.recapture import capture_again
 from outcore.capture.rewrites.batch_norm import by_cudnn

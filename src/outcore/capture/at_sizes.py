@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.fx import GraphModule
 
+from outcore.capture.captured import Captured, Joint
 from outcore.capture.compiler.compat import as_dynamo_compiles, plain
-from outcore.capture.graph import Captured, Joint
-from outcore.capture.pattern import Pattern, pattern_of
+from outcore.capture.patterns import Pattern, pattern_of
 from outcore.capture.sizes.described import described
 from outcore.capture.sizes.symbolic import Copied, Symbolic
 from outcore.capture.source import Rewritten, Source, source_of

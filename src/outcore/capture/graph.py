@@ -7,27 +7,27 @@ are identified by their place in the graph, never by an address.
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from outcore import aten
+from outcore.capture.captured import Captured, Joint
 from outcore.capture.compiler.compat import mutated_inputs
 from outcore.capture.fusion.fuse import INTO, STATISTICS
+from outcore.capture.memory import Memory, OutsideError, fits_over
 from outcore.capture.nodes.call_memory import BYTES, attribute
 from outcore.capture.nodes.phases import arguments, phases
 from outcore.capture.nodes.sites import site
-from outcore.capture.nodes.storages import covered_bytes, parts_of_storages
+from outcore.capture.nodes.storages import parts_of_storages, storage_id
 from outcore.capture.sizes.described import SizedFloat, SizedInt
 from outcore.errors import CaptureError
 from outcore.ir.trace import (
     Arg,
-    Buffer,
     Donation,
     Effect,
     Op,
@@ -36,10 +36,8 @@ from outcore.ir.trace import (
     Role,
     Symbol,
     Trace,
-    Value,
     refs,
 )
-from outcore.ir.verify import ITEM_BYTES
 
 FIXED = 3
 """Position of the offset among the arguments of `as_strided`."""
@@ -47,46 +45,6 @@ FIXED = 3
 _NUMBERS = (bool, int, float)
 """Types that an op may return in addition to tensors: on CUDA, attention returns lengths. Such a
 result becomes None in the trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """A joint graph from AOTAutograd, kept so that it can be captured again (`recapture.py`)."""
-
-    module: GraphModule
-    """The graph."""
-    forward_outputs: int
-    """As for `capture`."""
-    static_inputs: frozenset[int]
-    """As for `capture`."""
-    nodes: tuple[Node, ...]
-    """The node of each op of the graph's trace."""
-    results: Mapping[Node, Any]
-    """Node -> the ids of the Values that it makes: one, None, or a list of these."""
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A Trace, and what it needs from the graph that it came from."""
-
-    trace: Trace
-    """The Trace."""
-    constants: tuple[torch.Tensor, ...]
-    """Tensors that the graph itself holds; they are passed after the forward inputs."""
-    overwritten: frozenset[int]
-    """Positions of forward inputs that AOTAutograd overwrites after the forward call."""
-    turned: tuple[int, ...]
-    """Positions of inputs that are read as the conjugate or the negative of what is in memory."""
-    device: torch.device
-    """The one device that all tensors are on."""
-    source: Callable[[], Joint]
-    """Returns the source graph, for capturing it again. Raises CaptureError if it has none."""
-    fixed: tuple[tuple[int, int], ...] = ()
-    """Forward inputs with views from fixed places of their storage: position, offset. There must be
-    no call in which they begin elsewhere."""
-    within: Mapping[int, int] = field(default_factory=dict)
-    """Ops that run graphs inside themselves -> bytes that those graphs hold at least, in addition
-    to the op's results."""
 
 
 def capture(
@@ -105,16 +63,8 @@ def capture(
     while True:
         try:
             return _Capture(joint, forward_outputs, static, parts).run()
-        except _OutsideError as error:  # then its inputs count as all of that storage
-            parts = {n: p for n, p in parts.items() if _storage(_fake(n)) != error.storage}
-
-
-class _OutsideError(Exception):
-    """A view reaches beyond the part of a `storage` that its input stands for."""
-
-    def __init__(self, storage: int) -> None:
-        super().__init__(storage)
-        self.storage = storage
+        except OutsideError as error:  # then its inputs count as all of that storage
+            parts = {n: p for n, p in parts.items() if storage_id(_fake(n)) != error.storage}
 
 
 class _Capture:
@@ -130,22 +80,14 @@ class _Capture:
         self.joint, self.forward_outputs, self.static = joint, forward_outputs, static
         self.parts = parts
         """Inputs that share a storage -> the bytes of it that the input's buffer stands for."""
-        self.part_of: dict[int, range] = {}
-        """The same for the ids of buffers."""
-        self.buffers: list[Buffer] = []
-        self.values: list[Value] = []
+        self.memory = Memory()
         self.ops: list[Op] = []
         self.nodes: list[Node] = []
         """The node of each op, by op id."""
         self.donations: list[Donation] = []
         self.results: dict[Node, Any] = {}
         """Node -> Value id, None, or a list of these."""
-        self.known: dict[Value, int] = {}
-        """Each Value (with id 0) -> its id: equal descriptions share one Value."""
         self.constants: list[torch.Tensor] = []
-        self.devices: set[torch.device] = set()
-        self.scalars: set[int] = set()
-        """Ids of buffers that are scalars on the host."""
         self.unstable: set[int] = set()
         """Ids of buffers that are overwritten between the forward and the backward call."""
         self.renewed: dict[int, int] = {}
@@ -182,14 +124,10 @@ class _Capture:
         for node in backward:
             self._node(node, Phase.BACKWARD)
         self._refuse_reruns(results[: self.forward_outputs])
-        if self.scalars and not self.devices:
-            self.devices.add(torch.device("cpu"))
-        if len(self.devices) != 1:
-            names = ", ".join(sorted(map(str, self.devices))) or "none"
-            raise CaptureError(reason=f"all tensors must be on one device; found {names}")
+        device = self.memory.device()
         trace = Trace(
-            buffers=tuple(self.buffers),
-            values=tuple(self.values),
+            buffers=tuple(self.memory.buffers),
+            values=tuple(self.memory.values),
             ops=tuple(self.ops),
             boundary=boundary,
             inputs=tuple(self.results[n] for n in (*primals, *constants)),
@@ -200,9 +138,8 @@ class _Capture:
         )
         nodes, results = tuple(self.nodes), self.results
         joint = Joint(self.joint, self.forward_outputs, self.static, nodes, results)
-        (device,) = self.devices
         within = {op: n.meta[BYTES] for op, n in enumerate(self.nodes) if n.meta.get(BYTES)}
-        values = [self.values[v] for v in trace.inputs]
+        values = [self.memory.values[v] for v in trace.inputs]
         turned = tuple(i for i, value in enumerate(values) if value.conj or value.neg)
         held = tuple(self.constants)
         placed = enumerate(values[: len(primals)])
@@ -210,11 +147,8 @@ class _Capture:
         return Captured(trace, held, overwritten, turned, device, lambda: joint, fixed, within)
 
     def _near(self, donation: Donation) -> bool:
-        """Whether the donated memory is device memory; a host scalar's memory is not."""
-        if self.devices == {torch.device("cpu")}:
-            return True
-        ends = (self.values[v].buffer for v in (donation.source, donation.target))
-        return self.scalars.isdisjoint(ends)
+        """Whether the donated memory is device memory."""
+        return not any(map(self.memory.on_host, (donation.source, donation.target)))
 
     # ---- inputs ---------------------------------------------------------------------------------
 
@@ -232,24 +166,23 @@ class _Capture:
         tensor = _fake(node)
         lying = torch._conj(tensor) if tensor.is_conj() else tensor
         lying = torch._neg_view(lying) if lying.is_neg() else lying
-        buffer = self._new_buffer(lying, role, name, borrowed=True, part=self.parts.get(node))
-        self._value(buffer, lying)
-        self.results[node] = self._value(buffer, tensor)
+        buffer = self.memory.buffer(lying, role, name, borrowed=True, part=self.parts.get(node))
+        self.memory.value(buffer, lying)
+        self.results[node] = self.memory.value(buffer, tensor)
 
     def _constant(self, node: Node) -> None:
         tensor = attribute(self.joint, node)
         if not isinstance(tensor, torch.Tensor):
             raise CaptureError(reason=f"attribute {node.target} is not a tensor", site=site(node))
         self.constants.append(tensor)
-        buffer = self._new_buffer(tensor, Role.STATE, node.name, borrowed=True)
-        self.results[node] = self._value(buffer, tensor)
+        buffer = self.memory.buffer(tensor, Role.STATE, node.name, borrowed=True)
+        self.results[node] = self.memory.value(buffer, tensor)
 
     def _of(self, ref: Ref) -> int:
-        return self.values[ref.value].buffer
+        return self.memory.buffer_of(ref.value)
 
     def _buffer(self, node: Node) -> int:
-        value: int = self.results[node]
-        return self.values[value].buffer
+        return self.memory.buffer_of(self.results[node])
 
     # ---- nodes ----------------------------------------------------------------------------------
 
@@ -287,7 +220,7 @@ class _Capture:
         offset = node.args[FIXED] if len(node.args) > FIXED else node.kwargs.get("storage_offset")
         source = node.args[0]
         assert isinstance(source, Node)  # noqa: S101 - it is a tensor
-        buffer, given = self.buffers[self._buffer(source)], _fake(source)
+        buffer, given = self.memory.buffers[self._buffer(source)], _fake(source)
         whole = given.is_contiguous() and given.nbytes == given.untyped_storage().nbytes()
         if offset is not None and buffer.borrowed:
             if not whole or buffer.role is Role.GRAD:
@@ -302,7 +235,7 @@ class _Capture:
         """
         source = node.args[0]
         assert isinstance(source, Node)  # noqa: S101 - it takes one tensor
-        if self.buffers[self._buffer(source)].borrowed:
+        if self.memory.buffers[self._buffer(source)].borrowed:
             reason = "it waits for a collective that was started outside of it"
             raise CaptureError(reason=reason, site=site(node))
         self.results[node] = self.results[source]
@@ -312,14 +245,15 @@ class _Capture:
         made = node.meta["val"]
         tensors = made if isinstance(made, list | tuple) else [made]
         bases = {
-            _storage(_fake(n)): self._buffer(n)
+            storage_id(_fake(n)): self._buffer(n)
             for n in node.all_input_nodes
             if isinstance(n.meta.get("val"), torch.Tensor)
         }
-        shared = [bases.get(_storage(t)) for t in tensors]
+        shared = [bases.get(storage_id(t)) for t in tensors]
         if any(b is None for b in shared):
             return False
-        ids = [self._value(b, t) for b, t in zip(shared, tensors, strict=True) if b is not None]
+        pairs = zip(shared, tensors, strict=True)
+        ids = [self.memory.value(b, t) for b, t in pairs if b is not None]
         self.results[node] = ids if isinstance(made, list | tuple) else ids[0]
         return True
 
@@ -355,7 +289,7 @@ class _Capture:
             reason = f"{node.target} returns {type(tensor).__name__} to the host"
             raise CaptureError(reason=reason, site=site(node))
         role = Role.GRAD if phase is Phase.BACKWARD else Role.ACTIVATION
-        return self._value(self._new_buffer(tensor, role, node.name), tensor)
+        return self.memory.value(self.memory.buffer(tensor, role, node.name), tensor)
 
     def _stale(
         self, node: Node, op: int, args: Sequence[Arg], kwargs: Sequence[Any]
@@ -374,7 +308,7 @@ class _Capture:
         if updated & (self.unstable | self.renewed.keys()):
             made = self.results[node]
             values = [made[i] for i in new] if isinstance(made, list) else [made] * len(new)
-            self.renewed |= {self.values[v].buffer: op for v in values if v is not None}
+            self.renewed |= {self.memory.buffer_of(v): op for v in values if v is not None}
         return frozenset()
 
     def _refuse_reruns(self, outputs: Sequence[Any]) -> None:
@@ -386,13 +320,12 @@ class _Capture:
         """
         held = {self._of(ref) for each in outputs for ref in refs(self._arg(each))}
         again = {op for buffer, op in self.renewed.items() if buffer in self.read - held}
-        if self.devices - {torch.device("cpu")}:
-            again |= {
-                op.id
-                for op in self.ops
-                if Effect.RANDOM in op.effects
-                and any(self.values[v].buffer in self.scalars for v in op.outputs if v is not None)
-            }
+        again |= {
+            op.id
+            for op in self.ops
+            if Effect.RANDOM in op.effects
+            and any(self.memory.on_host(v) for v in op.outputs if v is not None)
+        }
         for op in again:
             effects = self.ops[op].effects | {Effect.UNREPEATABLE}
             self.ops[op] = replace(self.ops[op], effects=effects)
@@ -401,75 +334,15 @@ class _Capture:
         """Let the op write `result` over the argument `given`, if it reads nothing else there."""
         if not isinstance(given, Ref) or result is None:
             return
-        source = self.values[given.value]
+        source = self.memory.values[given.value]
         read = [r.value for a in args for r in refs(a) if self._of(r) == source.buffer]
         donation = Donation(index, source.id, result)
         target = self.ops[index].target
-        if read == [source.id] and fits_over(donation, target, self.values, self.buffers):
+        values, buffers = self.memory.values, self.memory.buffers
+        if read == [source.id] and fits_over(donation, target, values, buffers):
             self.donations.append(donation)
 
-    # ---- buffers, values, arguments -------------------------------------------------------------
-
-    def _new_buffer(
-        self,
-        tensor: torch.Tensor,
-        role: Role,
-        name: str,
-        *,
-        borrowed: bool = False,
-        part: range | None = None,
-    ) -> int:
-        """Add a buffer for the storage of `tensor`, or for a part of it, and return its id."""
-        self._check_tensor(tensor, name)
-        if tensor.is_conj() or tensor.is_neg():
-            raise CaptureError(reason=f"{name} is a conjugate or negative view of its memory")
-        nbytes = tensor.untyped_storage().nbytes()
-        if not isinstance(nbytes, int):
-            raise CaptureError(reason=f"the size of {name} is symbolic")
-        if part is not None:
-            self.part_of[len(self.buffers)], nbytes = part, len(part)
-        if (tensor.dim() and nbytes) or tensor.device.type != "cpu":
-            self.devices.add(tensor.device)
-        else:
-            self.scalars.add(len(self.buffers))
-        self.buffers.append(Buffer(len(self.buffers), nbytes, role, borrowed, name))
-        return len(self.buffers) - 1
-
-    def _check_tensor(self, tensor: torch.Tensor, name: str) -> None:
-        """Raise CaptureError if a Trace cannot describe `tensor`."""
-        plain = tensor.layout is torch.strided and not tensor._is_zerotensor()
-        if not plain or tensor.is_quantized:
-            raise CaptureError(reason=f"{name} is not a plain strided tensor")
-        if str(tensor.dtype).removeprefix("torch.") not in ITEM_BYTES:
-            raise CaptureError(reason=f"{name} has an unsupported dtype: {tensor.dtype}")
-        sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-        if not all(isinstance(n, int) for n in sizes):
-            raise CaptureError(reason=f"the size of {name} is symbolic")
-
-    def _value(self, buffer: int, tensor: torch.Tensor) -> int:
-        """Return the id of the Value that describes `tensor` on a buffer, added if it is new."""
-        self._check_tensor(tensor, f"a view of {self.buffers[buffer].name}")
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        offset, part = int(tensor.storage_offset()), self.part_of.get(buffer)
-        if part is not None:
-            covered = covered_bytes(tensor)
-            if covered.start < part.start or covered.stop > part.stop:
-                raise _OutsideError(_storage(tensor))
-            offset -= part.start // tensor.itemsize
-        value = Value(
-            len(self.values),
-            buffer,
-            dtype,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            offset,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-        known = self.known.setdefault(replace(value, id=0), value.id)
-        if known == value.id:
-            self.values.append(value)
-        return known
+    # ---- arguments ------------------------------------------------------------------------------
 
     def _arg(self, arg: Any) -> Arg:
         """Return an argument of a node as an argument of an op in a Trace."""
@@ -493,38 +366,12 @@ class _Capture:
         return _symbol(arg)
 
 
-def fits_over(
-    donation: Donation, target: str, values: Sequence[Value], buffers: Sequence[Buffer]
-) -> bool:
-    """Whether an op `target` can write its result over its argument, by how the two lie."""
-    source, made = values[donation.source], values[donation.target]
-    same = _read_as(source) == _read_as(made)
-    whole = buffers[source.buffer].nbytes == buffers[made.buffer].nbytes
-    return same and whole and (target not in aten.IN_ORDER or _in_order(made))
-
-
-def _read_as(value: Value) -> tuple[object, ...]:
-    """All of a Value but which one it is, and of which buffer."""
-    return value.dtype, value.shape, value.stride, value.offset, value.conj, value.neg
-
-
 def _fake(node: Node) -> torch.Tensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         reason = f"{node.name} is a {type(value).__name__}, not a tensor"
         raise CaptureError(reason=reason, site=site(node))
     return value
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """What tells the storage of `tensor` from all others."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _in_order(value: Value) -> bool:
-    """Whether the value is contiguous, with standard strides also in dimensions of size 1."""
-    strides = [math.prod(max(n, 1) for n in value.shape[d + 1 :]) for d in range(len(value.shape))]
-    return list(value.stride) == strides
 
 
 def _tensor(result: Any) -> Any:

@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from outcore.capture.captured import Captured
 from outcore.capture.compiler.compat import (
     ShortenTraceback,
     aot_autograd,
@@ -24,7 +25,7 @@ from outcore.capture.compiler.compat import (
 from outcore.capture.compiler.effect_tokens import without_tokens
 from outcore.capture.compiler.error_passthrough import passing
 from outcore.capture.compiler.tracing import as_kernels
-from outcore.capture.graph import Captured, capture
+from outcore.capture.graph import capture
 from outcore.capture.rewrites.prepare import prepare
 from outcore.capture.rewrites.sparse import densely
 from outcore.errors import CaptureError

@@ -11,9 +11,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from outcore.capture.captured import Captured, Joint
 from outcore.capture.compiler.layouts import VIEWS
 from outcore.capture.compiler.tracing import as_kernels
-from outcore.capture.graph import Captured, Joint, capture
+from outcore.capture.graph import capture
 from outcore.capture.nodes.call_memory import attribute
 from outcore.capture.rewrites.metadata_only import INPUT, lay_out_again
 from outcore.errors import CaptureError

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from outcore.capture.captured import Captured
 from outcore.capture.compiler.effect_tokens import without_tokens
-from outcore.capture.graph import Captured, capture
+from outcore.capture.graph import capture
 from outcore.capture.rewrites.metadata_only import LargeInputs, Sites
 from outcore.capture.rewrites.prepare import prepare
 from outcore.capture.rewrites.sparse import SparseGradients, densely

@@ -28,6 +28,7 @@ from outcore.capture.nodes.aliases import (
     tensor_of,
 )
 from outcore.capture.nodes.phases import phases
+from outcore.capture.nodes.storages import storage_id
 
 LEAST_BYTES = 1 << 20
 """The least bytes of reads and writes that a group must save: a kernel takes seconds to compile."""
@@ -130,7 +131,7 @@ class Group:
         and is not read later.
         """
         given, escaping = self.given(), self.escaping()
-        storages = [tensor_of(n).untyped_storage()._cdata for n in given]
+        storages = [storage_id(tensor_of(n)) for n in given]
         dying = [
             i
             for i, n in enumerate(given)
@@ -149,7 +150,7 @@ class Group:
 
     def ends_bytes(self) -> int:
         """Bytes that the group needs at once: all its arguments and all its results."""
-        ends = {tensor_of(n).untyped_storage()._cdata: n for n in (*self.given(), *self.escaping())}
+        ends = {storage_id(tensor_of(n)): n for n in (*self.given(), *self.escaping())}
         return sum(map(storage_bytes, ends.values()))
 
     def spared_bytes(self) -> int:

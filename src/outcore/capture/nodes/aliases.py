@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from outcore import aten
+from outcore.capture.nodes.storages import storage_id
 
 
 def is_view(node: Node) -> bool:
@@ -24,7 +25,7 @@ def is_view(node: Node) -> bool:
     tensors = [*leaves(base.meta.get("val")), *leaves(node.meta.get("val"))]
     if not all(isinstance(t, Tensor) for t in tensors):
         return False
-    return len({t.untyped_storage()._cdata for t in tensors}) == 1
+    return len({storage_id(t) for t in tensors}) == 1
 
 
 def is_call_of_op(node: Node) -> bool:

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_leaves
+
+from outcore.capture.nodes.storages import storage_id, tensors_in
 
 BYTES = "outcore_within_bytes"
 """Key in a node's metadata: the `working_bytes` of the call."""
@@ -73,8 +73,8 @@ def _ends(graph: Graph) -> dict[Node, list[Node]]:
 
 def _storages(node: Node) -> Iterator[tuple[int, int]]:
     """Yield each storage of a node's results once, with its bytes."""
-    leaves = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
-    storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in leaves}
+    made = tensors_in(node.meta.get("val"))
+    storages = {storage_id(each): each.untyped_storage() for each in made}
     for key, storage in storages.items():
         nbytes = storage.nbytes()
         if isinstance(nbytes, int):

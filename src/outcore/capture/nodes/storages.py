@@ -8,9 +8,11 @@ each is a buffer of its own, of a part of the storage.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 ALIGNMENT = 16
 """Bytes of the largest item: parts begin at a multiple, so offsets in any dtype stay whole."""
@@ -24,7 +26,7 @@ def parts_of_storages(joint: GraphModule) -> dict[Node, range]:
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             if isinstance(storage.nbytes(), int):
-                sharing.setdefault(storage._cdata, {})[node] = tensor
+                sharing.setdefault(storage_id(tensor), {})[node] = tensor
     several = (each for each in sharing.values() if len(each) > 1)
     return {node: part for each in several for node, part in _parts(each)}
 
@@ -40,6 +42,16 @@ def _parts(sharing: Mapping[Node, torch.Tensor]) -> Iterator[tuple[Node, range]]
     starts[0], last = 0, sharing[order[0]].untyped_storage().nbytes()
     for node, start, following in zip(order, starts, (*starts[1:], last), strict=True):
         yield node, range(start, max(covered[node].stop, following))
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """What tells the storage of `tensor` from all others, as long as it lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def tensors_in(made: Any) -> list[torch.Tensor]:
+    """The tensors among what a call gets or returns, in any nesting."""
+    return [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
 
 
 def covered_bytes(tensor: torch.Tensor) -> range:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from outcore.capture.nodes.call_memory import BYTES, attribute, working_bytes
 from outcore.capture.nodes.registered_ops import NamedOps
+from outcore.capture.nodes.storages import storage_id
 from outcore.capture.rewrites.mutation import made_for, write_into
 from outcore.capture.rewrites.triton_kernel import NUMBERS, TritonKernel, launches, triton_kernel
 
@@ -117,11 +118,11 @@ def _places(given: dict[Node, Tensor], made: list[Any]) -> tuple[Place, ...] | N
     """Where each result comes from; None if one is a view of another or of an argument."""
     known: dict[int, tuple[Node, Tensor]] = {}
     for node, tensor in given.items():
-        known.setdefault(tensor.untyped_storage()._cdata, (node, tensor))
+        known.setdefault(storage_id(tensor), (node, tensor))
     places: list[Place] = []
     own: set[int] = set()
     for each in made:
-        storage = None if each is None else each.untyped_storage()._cdata
+        storage = None if each is None else storage_id(each)
         if storage is None:
             places.append(None)
         elif storage not in known and storage not in own:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node, map_arg
-from torch.utils._pytree import tree_leaves
+
+from outcore.capture.nodes.storages import storage_id, tensors_in
 
 
 def of_what_is_there(joint: GraphModule) -> None:
@@ -21,7 +21,7 @@ def of_what_is_there(joint: GraphModule) -> None:
     for node in joint.graph.nodes:
         if is_view(node.target) and not _shares(node):
             args, kwargs = map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
-            fakes = (t for t in _tensors(args) if isinstance(t, FakeTensor))
+            fakes = (t for t in tensors_in(args) if isinstance(t, FakeTensor))
             with next((fake.fake_mode for fake in fakes), nullcontext()):
                 node.meta["val"] = node.target(*args, **kwargs)
 
@@ -36,13 +36,6 @@ def is_view(target: Any) -> bool:
 
 def _shares(node: Node) -> bool:
     """Whether all results share the storage of an argument, or there is no argument to share."""
-    sources = {_storage(t) for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))}
-    return all(_storage(made) in sources for made in _tensors(node.meta.get("val"))) or not sources
-
-
-def _tensors(given: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    sources = {storage_id(t) for n in node.all_input_nodes for t in tensors_in(n.meta.get("val"))}
+    made = map(storage_id, tensors_in(node.meta.get("val")))
+    return not sources or sources.issuperset(made)
