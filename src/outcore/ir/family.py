@@ -39,11 +39,12 @@ class Family:
         """Ops with arguments that are numbers, some of which hang on sizes."""
         self.known: dict[Hashable, Any] = {}
         """What is derived from one trace and is the same for all, by a key of who derived it."""
-        self.programs: dict[Hashable, SharedProgram] = {}
-        """Programs for one of the traces, by what else they depend on. Those for others differ in
-        their slots alone."""
+        self.kept: dict[Hashable, SharedProgram] = {}
+        """The program that keeps everything, by how the bytes of slots are rounded."""
+        self.floor: SharedProgram | None = None
+        """The latest floor program. It goes from larger sizes to smaller ones."""
         self.lent: deque[SharedProgram] = deque(maxlen=LENT)
-        """Such programs that go from larger sizes to smaller ones, the latest last."""
+        """Other programs that do, the latest last."""
 
     def add(self, trace: Trace) -> None:
         """Add a trace. Its ops, buffers and values are those of the others, at other sizes."""
@@ -58,8 +59,8 @@ class Family:
 
     def code_of(self, program: Program) -> dict[Hashable, Any] | None:
         """The code of a program that others share; None for other programs."""
-        shared = (*self.programs.values(), *self.lent)
-        return next((each.code for each in shared if each.program.body is program.body), None)
+        shared = (*self.kept.values(), self.floor, *self.lent)
+        return next((s.code for s in shared if s and s.program.body is program.body), None)
 
 
 def family_of(trace: Trace) -> Family | None:

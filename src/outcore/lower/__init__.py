@@ -64,12 +64,12 @@ def kept(problem: Problem) -> Program:
     family = family_of(problem.trace)
     if family is None:
         return lower(problem, KEEP_ALL, fast=True)
-    key = problem.hardware.rounding_bytes
-    if key not in family.programs:
+    rounding = problem.hardware.rounding_bytes
+    if rounding not in family.kept:
         program = replace(lower(problem, KEEP_ALL, fast=True), trace_digest="")
-        family.programs[key] = SharedProgram(program)
+        family.kept[rounding] = SharedProgram(program)
         return program
-    return _with_slots(family.programs[key].program, problem)
+    return _with_slots(family.kept[rounding].program, problem)
 
 
 def resized(program: Program, problem: Problem) -> Program | None:

@@ -75,7 +75,7 @@ class Programs:
         For traces of one family, it is the program for larger sizes if that fits.
         """
         family = None if leanest else family_of(problem.trace)
-        shared = None if family is None else family.programs.get(Programs)
+        shared = None if family is None else family.floor
         program = None if shared is None else resized(shared.program, problem)
         if program is not None and fits(problem, program) and not _goes_beyond(problem, program):
             self._solver.prepare(problem)
@@ -90,7 +90,7 @@ class Programs:
         self._solver.prepare(problem)
         program = lower_without_overlap(problem, plan)
         if family is not None:
-            family.programs[Programs] = SharedProgram(program)
+            family.floor = SharedProgram(program)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
 
