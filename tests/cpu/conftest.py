@@ -29,6 +29,9 @@ ARENA = own_arena()
 TESTS_BETWEEN = 50
 """After every so many tests, all objects are visited again."""
 
+LARGEST_PROBE = 1 << 22
+"""Bytes of the largest copy by which links are measured."""
+
 _tests = count(1)
 
 
@@ -57,8 +60,10 @@ def _imports_made_no_tensors() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _links_are_measured_in_a_hurry() -> Iterator[None]:
-    """Measure links with few copies: each test measures them again, and no result depends on it."""
+    """Measure links with few small copies: each test does, and no result depends on it."""
+    small = [nbytes for nbytes in interface._PROBE_NBYTES if nbytes <= LARGEST_PROBE]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interface, "_PROBE_NBYTES", small)
         patch.setattr(interface, "_MOST_REPEATS", 1)
         patch.setattr(interface, "_FEWEST_REPEATS", 1)
         yield

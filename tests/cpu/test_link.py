@@ -120,7 +120,8 @@ def test_a_lane_that_is_lost_gives_its_room_back(tmp_path):
     driver.close()
 
 
-def test_a_throttled_link_measures_as_one(tmp_path):
+def test_a_throttled_link_measures_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(interface, "_PROBE_NBYTES", (1 << 16, 1 << 20, 1 << 24, 64 << 20))
     rate = float(64 << 20)
     driver = CpuDriver(tmp_path, link_bytes_per_second=rate)
     tables = interface.measure_link(driver)
