@@ -28,12 +28,13 @@ WRITES = (
 """Ops that represent writing into a part of a tensor. The result is a view of a copy of the whole
 storage that is written into."""
 
-ACCUMULATING = frozenset(
+VARYING = frozenset(
     {
         "aten.scatter_add.default",
         "aten.scatter_reduce.two",
         "aten.scatter.reduce",
         "aten.index_add.default",
+        "aten.index_copy.default",
         "aten.index_put.default",
         "aten._index_put_impl.default",
         "aten._unsafe_index_put.default",
@@ -42,6 +43,9 @@ ACCUMULATING = frozenset(
         "aten.put.default",
         "aten.bincount.default",
         "aten.histc.default",
+        "aten.linalg_lstsq.default",
+        "aten.max_unpool2d.default",
+        "aten.max_unpool3d.default",
         "aten.grid_sampler_2d_backward.default",
         "aten.grid_sampler_3d_backward.default",
         "aten.upsample_linear1d_backward.default",
@@ -53,17 +57,18 @@ ACCUMULATING = frozenset(
         "aten._upsample_lanczos2d_aa_backward.default",
     }
 )
-"""Ops that sum in an order that may differ from run to run (atomics)."""
+"""Ops whose results may differ from run to run on any device.
+
+They sum in any order, or keep any of several values for one place. LAPACK's solver starts from what
+it finds in memory.
+"""
 
 VARYING_ON_CUDA = frozenset(
     {
         "aten.cumprod.default",
         "aten.cumsum.default",
-        "aten.index_copy.default",
         "aten.kthvalue.default",
         "aten.logcumsumexp.default",
-        "aten.max_unpool2d.default",
-        "aten.max_unpool3d.default",
         "aten.median.dim",
         "aten.nanmedian.dim",
         "aten.nll_loss2d_forward.default",
@@ -101,7 +106,7 @@ VARYING_ON_CUDA = frozenset(
 )
 """Ops whose kernels on CUDA sum by atomics, or choose among equal values by which comes first.
 
-They are the ops that `torch.use_deterministic_algorithms` lists and `ACCUMULATING` does not have,
+They are the ops that `torch.use_deterministic_algorithms` lists and `VARYING` does not have,
 except convolutions (`effects_on_cuda`). Added are the ops that scan as `cumsum` does, also within
 (`multinomial`), the backward of fused attention, which sums over blocks, and cuDNN's.
 """
@@ -290,7 +295,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
-    if str(op) in ACCUMULATING or is_opaque(str(op)):
+    if str(op) in VARYING or is_opaque(str(op)):
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
 

@@ -166,9 +166,26 @@ def test_what_varies_on_a_gpu_runs_once_there() -> None:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_keeps_any_of_several_values_runs_once(device: str) -> None:
+    """Where an index occurs twice, threads decide which value stays, also on a CPU."""
+
+    def step(x: Tensor, at: Tensor, rows: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+        wide = ATEN.max_unpool2d(x, at, [8, 8])
+        return ATEN.index_copy(wide, 0, rows, wide), ATEN.relu(tangents)
+
+    with FakeTensorMode():
+        small = torch.empty(2, 3, 4, 4, device=device)
+        rows = torch.empty(2, dtype=torch.int64, device=device)
+        joint = make_fx(step)(small, small.long(), rows, torch.empty(2, 3, 8, 8, device=device))
+    trace = capture(joint, 1).trace
+    once = {op.target for op in trace.ops if Effect.UNREPEATABLE in op.effects}
+    assert once == {"aten.max_unpool2d.default", "aten.index_copy.default"}
+
+
 def test_names_of_ops_that_vary_are_names_of_ops() -> None:
     newer = {"aten._upsample_lanczos2d_aa_backward.default"}  # than torch 2.11
-    for name in (aten.ACCUMULATING | aten.VARYING_ON_CUDA) - newer:
+    for name in (aten.VARYING | aten.VARYING_ON_CUDA) - newer:
         aten.resolve(name)
     assert aten.EXACT_ON_INTEGERS <= aten.VARYING_ON_CUDA
-    assert not aten.ACCUMULATING & aten.VARYING_ON_CUDA
+    assert not aten.VARYING & aten.VARYING_ON_CUDA
