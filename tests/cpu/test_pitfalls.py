@@ -118,6 +118,22 @@ class Rearranged(nn.Module):
         return x
 
 
+class _Kept(torch.autograd.Function):
+    """A product whose gradient is said to be itself, or a view of it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor, view: bool) -> Tensor:
+        y = weight * x
+        ctx.save_for_backward(y)
+        ctx.view = view
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None, None]:
+        (y,) = ctx.saved_tensors
+        return y.view(y.shape) if ctx.view else y, None, None
+
+
 class TestGradients:
     @pytest.mark.parametrize("place", range(ALL + 1))
     def test_euler_identity_with_dropout_anywhere(self, place: int) -> None:
@@ -197,6 +213,32 @@ class TestGradients:
 
         x = torch.linspace(-1, 1, WIDTH * 4)
         assert same(accumulated(Backend(budget="1GiB", strict=True)), accumulated("eager"))
+
+    @pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+    @pytest.mark.parametrize("view", [False, True])
+    def test_no_gradient_is_in_the_memory_of_a_result(self, view: bool) -> None:
+        """Clipping it would change what the user was given. `aot_eager` lets them share it."""
+
+        class Scaled(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale, self.layer = nn.Parameter(torch.ones(WIDTH)), nn.Linear(WIDTH, 1)
+
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                made = _Kept.apply(self.scale, x, view)
+                return made, self.layer(made)
+
+        module = Scaled()
+        call = torch.compile(module, backend=Backend(budget="1GiB", strict=True))
+        for step in range(STEPS):
+            module.zero_grad()
+            x = torch.full((WIDTH,), step + 1.0)
+            made, scored = call(x)
+            scored.sum().backward()
+            assert module.scale.grad is not None
+            assert torch.equal(module.scale.grad, x)
+            module.scale.grad.zero_()
+            assert torch.equal(made, x)
 
     def test_running_statistics_are_updated_once_per_step(self) -> None:
         def make() -> nn.Module:

@@ -4,8 +4,9 @@ Several gradients may be views of one tensor: both of `a.view(-1) + b` are the g
 As the gradient of a parameter, autograd takes a tensor that nobody else holds without a copy.
 Gradients of different shapes are tensors of their own, so they would share memory, and what
 changes one of them in place, such as clipping, would change the other. In plain PyTorch, and if
-both have the same shape, autograd sees another owner and copies. Sparse gradients share the memory
-of their values, also in plain PyTorch, but with each other alone.
+both have the same shape, autograd sees another owner and copies. So it does with a result of the
+forward call, which the user has, too. Sparse gradients share the memory of their values, also in
+plain PyTorch, but with each other alone.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ PARTS = 3
 
 
 def unshared(joint: GraphModule, forward_outputs: int) -> None:
-    """Clone gradients in `joint` that are other views of the tensor of an earlier one. In place."""
+    """Clone gradients in `joint` in the memory of an earlier one or a forward result. In place."""
     output = next(iter(joint.graph.find_nodes(op="output")))
     results: list[Any] = list(output.args[0])
     made = [r for r in results[forward_outputs:] if isinstance(r, Node) and r.target is MADE]
     first = {root_of(part): r for r in made for part in r.args[PARTS:] if isinstance(part, Node)}
+    given = {root_of(r) for r in results[:forward_outputs] if isinstance(r, Node)}
     copies: dict[Node, Node] = {}
     for i, result in enumerate(results[forward_outputs:], forward_outputs):
-        if not _may_be_taken(result) or first.setdefault(root_of(result), result) is result:
+        if not _may_be_taken(result):
+            continue
+        root = root_of(result)
+        if root not in given and first.setdefault(root, result) is result:
             continue
         if result not in copies:
             with joint.graph.inserting_before(output):
