@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import outcore
 from outcore import Backend
 from outcore.capture.nodes.storages import covered_bytes
+from outcore.errors import StepError
+from outcore.measure.resident import resident_bytes
 from tests.cpu.training import inside, mean_square, same, train
 
 STEPS, PARTS, MIB = 7, 8, 1 << 20
@@ -38,6 +40,21 @@ class Beyond(nn.Module):
     def forward(self, first: Tensor, second: Tensor) -> Any:
         both = first.as_strided((2, *first.shape), (first.numel(), 256, 1))
         return self.layer(both[0] + both[1]).tanh() + self.layer(second).tanh()
+
+
+class Marked(nn.Module):
+    """Writes into the first of two tensors, and uses what follows from the second all along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, first: Tensor, second: Tensor) -> Any:
+        first[:, 0] = 1.0
+        x = first
+        for layer in self.layers:
+            x, second = layer(x) + second.sin(), second * 2
+        return x
 
 
 def layers() -> nn.Module:
@@ -83,6 +100,29 @@ def test_arguments_that_are_chunks_of_one_tensor(dim: int) -> None:
     assert same(found, expected(Chunks(), chunks))
     assert report.resident_bytes is not None
     assert (report.resident_bytes < 2 * whole.nbytes + 5 * MIB) == (dim == 0)
+
+
+def test_one_of_two_chunks_is_written_in_forward() -> None:
+    """The two have one count of writes, and the second is read again in backward."""
+
+    def run(model: nn.Module, call: Any) -> list[list[list[Tensor]]]:
+        draws = torch.Generator().manual_seed(1)
+        made = (torch.randn(1024, 256, generator=draws).chunk(2) for _ in range(STEPS))
+        return [train(model, call, list(halves), mean_square, 1) for halves in made]
+
+    plain = Marked()
+    without = run(plain, torch.compile(plain, backend="aot_eager"))
+    torch._dynamo.reset()
+    model, budget = Marked(), resident_bytes(torch.device("cpu")) + 20 * MIB
+    backend = Backend(budget=budget, policy="recompute-all", strict=True)
+    call = torch.compile(model, backend=backend)
+    assert all(same(*both) for both in zip(run(model, call), without, strict=True))
+    assert backend.report().counts.recompute > 0
+    first, second = torch.randn(1024, 256).chunk(2)
+    loss = mean_square(call(first, second))
+    second += 1
+    with pytest.raises(StepError, match="changed in place"):
+        loss.backward()
 
 
 def test_a_view_that_reaches_beyond_its_part() -> None:

@@ -18,13 +18,13 @@ class Replay:
     """The inputs of a forward call, and the generator's state before it.
 
     `copies`: position -> a copy, for inputs that AOTAutograd overwrites once the forward call is
-    over. `versions`: for each input how often it had been written; None if that does not matter.
+    over. `versions`: for each input how often it may have been written; None if it does not matter.
     """
 
     inputs: tuple[Any, ...]
     generator_state: torch.Tensor
     copies: Mapping[int, torch.Tensor]
-    versions: Sequence[int | None]
+    versions: Sequence[range | None]
 
     def inputs_before(self) -> list[Any]:
         """The inputs as they were before the forward call, although it is over.
@@ -32,7 +32,7 @@ class Replay:
         Raises StepError if one was overwritten since.
         """
         for each, version in zip(self.inputs, self.versions, strict=True):
-            if version is not None and each._version != version:
+            if version is not None and each._version not in version:
                 shape = tuple(each.shape)
                 raise StepError(
                     reason=f"an input of shape {shape} was changed in place between forward and "

@@ -46,7 +46,7 @@ class Store:
 
     `visit`: the record of the two calls. `lane`: what the copies go through. `crossing`: the
     tensors and other values that backward gets. `versions`: for each of these how often that tensor
-    had been written as the forward call ended; None for what is not a tensor, or may change.
+    may have been written as the backward call begins; None for what is not a tensor, or may change.
     `queue`: what the forward call computed on (`Driver.queue`). `runner`: what runs the backward
     call, if that may be dropped before (`BySize`).
     """
@@ -55,7 +55,7 @@ class Store:
     executable: Executable
     lane: Lane
     crossing: list[Any]
-    versions: list[int | None] = field(default_factory=list)
+    versions: list[range | None] = field(default_factory=list)
     queue: object = None
     number: int = field(default_factory=lambda: next(_numbers))
     runner: Any = None
@@ -67,11 +67,11 @@ class Store:
     def check_versions(self) -> None:
         """Raise StepError if something that backward will read was overwritten since."""
         for tensor, version in zip(self.crossing, self.versions, strict=True):
-            if version is not None and tensor._version != version:
+            if version is not None and tensor._version not in version:
                 shape = tuple(tensor.shape)
                 raise StepError(
                     reason=f"a tensor of shape {shape} that backward reads was changed in place "
-                    f"after forward (version {version} -> {tensor._version}). Change it after "
+                    f"after forward (version {version[-1]} -> {tensor._version}). Change it after "
                     "backward, or change a copy. If plain PyTorch allows it, the plan recomputes "
                     'from this tensor: use a policy that does not, such as policy="swap-all"'
                 )
