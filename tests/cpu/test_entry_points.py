@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -97,6 +98,19 @@ def drawn(module: nn.Module) -> None:
 
 
 APART = [gradients_of_each, tangents, counted_flops, shapes, drawn]
+
+
+class _CopiesItself(nn.Linear):
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+
+class _GivesAll(nn.Linear):
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
 
 
 class TestWrap:
@@ -323,6 +337,18 @@ class TestWrap:
             with pytest.raises(WrapError):
                 outcore.handle(other)
             assert torch.equal(other.head.weight, module.head.weight)
+
+    @pytest.mark.parametrize("kind", [_CopiesItself, _GivesAll])
+    def test_copies_by_the_model_s_own_code_are_plain(self, kind: type[nn.Linear]) -> None:
+        module = outcore.wrap(kind(4, 4), budget="1GiB")
+        module(torch.ones(2, 4)).sum().backward()
+        other = copy.deepcopy(module)
+        assert other._compiled_call_impl is None
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+            assert not other(torch.ones(2, 4)).any()
+        assert pickle.loads(pickle.dumps(module))._compiled_call_impl is None
 
     def test_the_handle_is_found_from_outside(self) -> None:
         inner = outcore.wrap(small(), **TIGHT)

@@ -47,7 +47,7 @@ class Marked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = layers()
+        self.layers = nn.ModuleList(layers().children())
 
     def forward(self, first: Tensor, second: Tensor) -> Any:
         first[:, 0] = 1.0

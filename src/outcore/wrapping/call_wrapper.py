@@ -17,7 +17,7 @@ from outcore.capture import must_run_uncompiled
 from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.runtime.backend import Backend
 from outcore.wrapping import compiled
-from outcore.wrapping.compiled import Call, Compiled, run_plain, users_frames, users_level
+from outcore.wrapping.compiled import Compiled, run_plain, users_frames, users_level
 from outcore.wrapping.frozen import WATCHED, requires_gradient
 from outcore.wrapping.looking import Looking
 from outcore.wrapping.notes import (
@@ -361,15 +361,27 @@ def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = Fal
     if before is not None:
         remove_wrapper(model)
     wrapper = CallWrapper(model, backend, owns=owns, inner=inner)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(*args, **kwargs)
-
-    # The caller may be compiled itself, up to a graph break: torch would then trace the wrapper.
-    alone: Call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]  # torch leaves it so
-    model._compiled_call_impl = alone  # noqa: SLF001 - what Module.compile sets
+    model._compiled_call_impl = _ThroughWrapper(wrapper)  # noqa: SLF001 - what Module.compile sets
     WRAPPERS[model] = wrapper
     return model
+
+
+class _ThroughWrapper:
+    """Calls a wrapped model. Copies and pickles of the model, however they are made, have none."""
+
+    def __init__(self, wrapper: CallWrapper) -> None:
+        self.wrapper = wrapper
+
+    # The caller may be compiled itself, up to a graph break: torch would then trace the wrapper.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it so
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapper(*args, **kwargs)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 def remove_wrapper(module: nn.Module) -> None:
