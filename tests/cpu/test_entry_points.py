@@ -350,6 +350,17 @@ class TestWrap:
             assert not other(torch.ones(2, 4)).any()
         assert pickle.loads(pickle.dumps(module))._compiled_call_impl is None
 
+    def test_torch_can_swap_parameters(self) -> None:
+        """As it does for FSDP and tensor parallelism: it must find no weak references to them."""
+        module = outcore.wrap(small(), **TIGHT)
+        trained(module, 3)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            module.double()
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert module.head.weight.dtype is torch.float64
+
     def test_the_handle_is_found_from_outside(self) -> None:
         inner = outcore.wrap(small(), **TIGHT)
         whole = nn.Sequential(inner)

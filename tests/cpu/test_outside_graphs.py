@@ -396,7 +396,7 @@ def test_nothing_is_said_where_torch_does_not_tell_parameters() -> None:
     backend.parameters.take([fake])
     assert backend.parameters.ids is None
     module = outcore.wrap(Mixed(), BUDGET, strict=True)
-    outcore.handle(module).parameters.ids = None
+    outcore.handle(module).parameters._given = None
     train(module)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class Parameters:
@@ -18,24 +19,47 @@ class Parameters:
     """
 
     def __init__(self) -> None:
-        self.ids: set[int] | None = set()
-        """`id` of each such parameter that is alive. None: torch gave the backend other tensors in
-        their place, as when DistributedDataParallel splits graphs."""
+        self._given: dict[int, StorageWeakRef | None] | None = {}
+        """`id` of each such parameter -> its storage, which shows whether it is alive; None if it
+        has none. Weak references to the parameter itself would keep torch from swapping it."""
         self.lookers: weakref.WeakSet[object] = weakref.WeakSet()
         """Objects that want parameters of calls to be recorded too."""
 
+    @property
+    def ids(self) -> set[int] | None:
+        """`id` of each such parameter that is alive.
+
+        None: torch gave the backend other tensors in their place, as when DistributedDataParallel
+        splits graphs.
+        """
+        if self._given is None:
+            return None
+        gone = [number for number, storage in [*self._given.items()] if _is_gone(storage)]
+        self.forget(gone)
+        return {*self._given}
+
     def forget(self, ids: Iterable[int]) -> None:
         """Forget the parameters with these ids: the graphs that had them run no more."""
-        if self.ids is not None:
-            self.ids.difference_update(ids)
+        if self._given is not None:
+            for number in ids:
+                self._given.pop(number, None)
 
     def take(self, given: Iterable[Any]) -> None:
         """Record the parameters among what a graph is given."""
         for each in given:
-            if not isinstance(each, torch.nn.Parameter) or self.ids is None:
+            if not isinstance(each, torch.nn.Parameter) or self._given is None:
                 continue
             if isinstance(each, FakeTensor):
-                self.ids = None
-            elif id(each) not in self.ids:
-                self.ids.add(id(each))
-                weakref.finalize(each, self.ids.discard, id(each)).atexit = False
+                self._given = None
+            elif id(each) not in self._given or _is_gone(self._given[id(each)]):
+                self._given[id(each)] = _storage(each)
+
+
+def _storage(parameter: torch.nn.Parameter) -> StorageWeakRef | None:
+    if parameter.layout is not torch.strided:
+        return None
+    return StorageWeakRef(parameter.untyped_storage())  # type: ignore[no-untyped-call]  # torch's
+
+
+def _is_gone(storage: StorageWeakRef | None) -> bool:
+    return storage is not None and storage.expired()  # type: ignore[no-untyped-call]  # torch's

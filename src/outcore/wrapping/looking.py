@@ -31,7 +31,12 @@ class Looking:
         self._lookers = lookers
         self._steps_left = 0
         """In how many further training calls to look."""
-        self._parameters = [ref(parameter) for parameter in model.parameters()]
+        self._parameters = [
+            (ref(module), name)
+            for module in model.modules()
+            for name in dict(module.named_parameters(recurse=False))
+        ]
+        """Where parameters are. Weak references to them would keep torch from swapping them."""
         self._most_trained = 0
         """The most of them that a call has trained. When there are more, some were unfrozen."""
         self._unseen: UnseenModules | None = None
@@ -83,7 +88,7 @@ class Looking:
         """
         if not trained:
             self._frozen = None
-        now = sum(p is not None and p.requires_grad for p in (p() for p in self._parameters))
+        now = sum(_is_trained(module(), name) for module, name in self._parameters)
         if now > self._most_trained:
             self._most_trained = now
             self.again()
@@ -123,6 +128,10 @@ class Looking:
         found, self._unseen = self._unseen, None
         if found is not None:
             found.stop()
+
+
+def _is_trained(module: nn.Module | None, name: str) -> bool:
+    return bool(getattr(getattr(module, name, None), "requires_grad", False))
 
 
 class UnseenModules:
