@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._autograd import _profiler_enabled
 from torch.profiler import profile
 
 from outcore import Backend
@@ -133,6 +135,31 @@ def test_a_profiler_around_the_optimizer_costs_no_figure() -> None:
     assert report.measured_peak_bytes is not None
     held = sum(p.nbytes for p in model.parameters()) * 2
     assert held + (1 << 20) < report.measured_peak_bytes <= report.in_core_peak_bytes
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_no_forked_process_goes_on_metering() -> None:
+    """Between two steps, as when a DataLoader starts its workers, and between the two calls."""
+
+    def forked() -> int:
+        child = os.fork()
+        if not child:
+            os._exit(_profiler_enabled())
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    model = Small()
+    backend = Backend(budget="1GiB")
+    call = torch.compile(model, backend=backend)
+    metered = 0
+    for step in range(2 * PROFILED_STEPS + 2):
+        loss = mean_square(call(batch(step)))
+        metered += _profiler_enabled()
+        if step < PROFILED_STEPS - 1:
+            assert not forked()
+        loss.backward()
+        assert not forked()
+    assert metered > 1
+    assert backend.report().measured_peak_bytes is not None
 
 
 @pytest.mark.parametrize("part", ["all of each step", "backward"])

@@ -136,21 +136,21 @@ class Metering:
         leader = metered.leader()
         if leader is not None and not metered.here():
             leader.unmetered(Obstacle.OTHER_THREADS)
-        came_through = [visit.owner() for visit in metered.visits]
         metered.abandoned = not metered.here()
         metered.stop()
         if leader is not None and metered.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         settled = whole and self._registry.settled(metered.step, beside)
         counts = whole and self._registry.follow_plans(metered.step, beside)
-        for graph in came_through if counts and metered.peak_bytes is not None else ():
+        came_through = metered.came_through if metered.peak_bytes is not None else ()
+        for graph in (owner() for owner in came_through) if counts else ():
             if isinstance(graph, PlannedGraph):
                 peaks = graph.status.peaks
                 peaks.step_bytes = metered.peak_bytes
                 if settled:
                     known = (peaks.after_bytes, metered.after_bytes)
                     peaks.after_bytes = max(n for n in known if n is not None)
-                    peaks.after_is_whole = not early
+                    peaks.after_is_whole = not (early or metered.cut)
         return settled
 
     def mark(self) -> int:

@@ -11,6 +11,7 @@ profiler, which is the meter of a CPU, were stopped there, it would go on in the
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -90,6 +91,8 @@ class MeteredStep:
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
     interludes: list[Interlude] = field(default_factory=list)
+    came_through: list[weakref.ref[Any]] = field(default_factory=list)
+    """The graphs of the visits, once the meter has ended."""
     called: set[int] = field(default_factory=set)
     """`id` of the statuses of graphs that wanted the meter for a forward call."""
     left: int = 0
@@ -104,6 +107,8 @@ class MeteredStep:
     optimizer's step. None until the meter ends."""
     abandoned: bool = False
     """Whether it was given up by a thread that may not end the meter."""
+    cut: bool = False
+    """Whether it ended early, because the process was forked."""
     ends: weakref.finalize[..., Any] | None = None
     """Ends the meter when its leader is freed."""
 
@@ -157,6 +162,7 @@ class MeteredStep:
             self.lost = True
         else:
             self._hand_out(reading)
+        self.came_through = [visit.owner for visit in self.visits]
         self.visits.clear()
         self.interludes.clear()
 
@@ -182,6 +188,17 @@ class MeteredStep:
         peak_bytes = cache(partial(self._peak_bytes, reading, interlude))
         for graph in calls:
             paused(graph, interlude, calls, peak_bytes)
+
+
+def _stop_before_fork() -> None:
+    """End this thread's metered step. In the forked process, its profiler would never end."""
+    step = _running.get(threading.current_thread())
+    if step is not None and not step.meter.anywhere:
+        step.cut = True
+        step.stop()
+
+
+os.register_at_fork(before=_stop_before_fork)
 
 
 @atexit.register
