@@ -112,3 +112,5 @@ class Ledger(NamedTuple):
     stop: int
     elsewhere_bytes: Callable[[Collection[int]], int]
     """The bytes in use elsewhere, but those at the given addresses."""
+    peak_bytes: Callable[[bool], int]
+    """The most bytes in use from `start` to `stop` at once, since this was called with True."""

@@ -79,7 +79,7 @@ def test_what_autograd_alone_holds_is_resident():
     gc.collect()
     leaf = torch.zeros(LEAST_BYTES // 8, requires_grad=True)
     mine = own_arena()
-    ledger = Ledger(0, figures().start, figures().stop, mine.outside_bytes)
+    ledger = Ledger(0, figures().start, figures().stop, mine.outside_bytes, mine.peak_bytes)
     resident = partial(resident_bytes, CPU, ledger=ledger)
     before, result = resident(), leaf
     for _ in range(9):

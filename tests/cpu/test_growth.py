@@ -73,6 +73,29 @@ class Training:
             self.step(rows)
 
 
+def test_a_loss_that_begins_later_is_planned_for() -> None:
+    """What is made between the two calls is metered again once there is more of it."""
+    arena = own_arena()
+    assert isinstance(arena, Arena)
+    budget = arena.figures().live_bytes + 26 * MIB
+    backend = Backend(budget=budget)
+    training = Training(backend)
+    training.steps()
+    parts = (each for _ in range(5) for each in (nn.Linear(WIDTH, WIDTH), nn.Sigmoid()))
+    late, held = nn.Sequential(*parts).requires_grad_(False), []
+    for _ in range(4):
+        training.module.zero_grad()
+        made = training.call(training.x)
+        loss = mean_square(made) + late(made).mean()
+        held.append(arena.figures().live_bytes)
+        loss.backward()
+        del made, loss
+    assert held[0] > budget >= max(held[2:])
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert held[-1] <= report.measured_peak_bytes <= budget
+
+
 def inside(backend: Backend) -> None:
     report = backend.report()
     assert report.measured_peak_bytes is not None

@@ -18,7 +18,7 @@ from outcore.measure import Elsewhere, resident, resident_bytes
 from outcore.runtime import state
 
 CPU = torch.device("cpu")
-NOTHING = Ledger(0, 0, 0, lambda _: 0)
+NOTHING = Ledger(0, 0, 0, lambda _: 0, lambda _: 0)
 """It counts nothing, so everything is elsewhere."""
 EVENTS = ["make", "drop", "collect 0", "collect 1", "collect 2"]
 

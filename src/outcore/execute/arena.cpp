@@ -102,6 +102,7 @@ class Arena {
     if (!occupy(start, size)) return nullptr;  // these addresses are lost
     used_.emplace(start, Buffer{nbytes, ++serial_, watched});
     live_bytes_ += size;
+    peak_bytes_ = std::max(peak_bytes_, live_bytes_);
     if (resident_bytes() > threshold_bytes_) give_up();
     return reinterpret_cast<void*>(start);
   }
@@ -150,6 +151,13 @@ class Arena {
   std::size_t live_bytes() {
     const std::lock_guard<std::mutex> guard(mutex_);
     return live_bytes_;
+  }
+
+  // The most bytes in buffers at once since this was called with `anew`.
+  std::size_t peak_bytes(bool anew) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (anew) peak_bytes_ = live_bytes_;
+    return peak_bytes_;
   }
 
   // From now on, gives up unused memory whenever more than `nbytes` are resident.
@@ -316,7 +324,7 @@ class Arena {
   std::set<std::pair<std::size_t, Address>> by_size_;
   std::unordered_map<Address, Buffer> used_;
   std::mutex mutex_;
-  std::size_t live_bytes_ = 0, resident_blocks_ = 0, moved_blocks_ = 0, mappings_ = 0;
+  std::size_t live_bytes_ = 0, peak_bytes_ = 0, resident_blocks_ = 0, moved_blocks_ = 0, mappings_ = 0;
   std::size_t serial_ = 0, absent_bytes_ = 0, limit_bytes_ = SIZE_MAX, threshold_bytes_ = SIZE_MAX;
   std::uint32_t sweeps_ = 0;
 };
@@ -492,6 +500,9 @@ void outcore_arena_watch(bool begins) { begins ? begin_watching() : end_watching
 std::size_t outcore_arena_outside(const std::uint64_t* addresses, std::size_t count) {
   return outside->bytes_without(addresses, count);
 }
+
+// The most bytes in buffers at once since this was called with `anew`.
+std::size_t outcore_arena_peak(bool anew) { return arena->peak_bytes(anew); }
 
 void outcore_arena_figures(std::size_t* out) { arena->figures(out); }
 }

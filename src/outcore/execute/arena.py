@@ -94,6 +94,11 @@ class Arena:
         counted: int = self.library.outcore_arena_outside(ctypes.c_void_p(start), count)
         return counted
 
+    def peak_bytes(self, anew: bool) -> int:  # noqa: FBT001 - as a Ledger has it
+        """The most bytes in its tensors at once since this was called with `anew`."""
+        found: int = self.library.outcore_arena_peak(ctypes.c_bool(anew))
+        return found
+
     def figures(self) -> ArenaFigures:
         """Return what the arena holds now."""
         out = (ctypes.c_size_t * len(ArenaFigures._fields))()
@@ -142,6 +147,8 @@ def _own_arena() -> Arena | NoArena:
     when_metered(watch)
     outside = library.outcore_arena_outside
     outside.argtypes, outside.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_size_t
+    peak = library.outcore_arena_peak
+    peak.argtypes, peak.restype = (ctypes.c_bool,), ctypes.c_size_t
     return Arena(library)
 
 

@@ -257,10 +257,11 @@ class CpuDriver:
 
     def ledger(self) -> Ledger | None:
         """What the arena holds now; None if there is no arena."""
-        if not isinstance(self.arena, Arena):
+        arena = self.arena
+        if not isinstance(arena, Arena):
             return None
-        now = self.arena.figures()
-        return Ledger(now.live_bytes, now.start, now.stop, self.arena.outside_bytes)
+        now = arena.figures()
+        return Ledger(now.live_bytes, now.start, now.stop, arena.outside_bytes, arena.peak_bytes)
 
     def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
         """Bound resident memory by `most_bytes`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outcore.measure.clock import Stopwatch
-from outcore.measure.counters import allocated_bytes, retries
+from outcore.measure.counters import allocated_bytes, level_and_peak, retries
 from outcore.measure.exhausted import causes, ran_out, says_memory
 from outcore.measure.meter import Meter, open_meter
 from outcore.measure.metered import metered
@@ -18,6 +18,7 @@ __all__ = [
     "allocated_bytes",
     "causes",
     "frozen_objects",
+    "level_and_peak",
     "metered",
     "open_meter",
     "ran_out",

@@ -54,6 +54,11 @@ def allocated_bytes(device: torch.device) -> int:
     return _in_use(device).get("current", 0) - held_bytes(device)
 
 
+def level_and_peak(device: torch.device) -> tuple[int, int]:
+    """Bytes that the allocator of a GPU has given out, and the most at once. All is counted."""
+    return CudaCounters(device).read()
+
+
 def retries(device: torch.device) -> int:
     """How often the allocator of a GPU had to give back cached memory to serve a request."""
     return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))

@@ -103,6 +103,7 @@ class Runner:
         visit.forward_stop = self.engine.metering.leave()
         visit.away_bytes = -self.engine.stores.away_bytes()
         stand_in = self.engine.stores.add(store, follow=stand_in_survives())
+        self.engine.growth.left(graph, executable, visit)
         if given is not None:
             visit.call_tensors = given | residency.returned(graph, results)
             if graph.times(executable):

@@ -13,6 +13,7 @@ from typing import Any
 
 from outcore.allocators.layout import LIBRARIES_BYTES
 from outcore.errors import OutcoreError, StepError
+from outcore.execute import Executable
 from outcore.ir.margin import margin_bytes, slack_bytes
 from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
@@ -22,6 +23,7 @@ from outcore.runtime.graphs.execution import PlannedExecution
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.settings.options import Settings
+from outcore.runtime.step.visit import Visit
 from outcore.units import format_bytes
 
 CALLS_UNCOUNTED = 16
@@ -80,6 +82,31 @@ class Growth:
                 self._tell(base - planned.external.base_bytes, error)
             status.refused.growth_bytes = base - margin_bytes(self._settings.budget_bytes)
             return execution
+
+    def left(self, graph: PlannedGraph, executable: Executable, visit: Visit) -> None:
+        """Note what is allocated as the forward call of `visit` ends, if it ran a plan."""
+        if graph.execution is not None and executable is graph.execution.executable:
+            levels = self._residency.level_and_peak(anew=True)
+            visit.left = None if levels is None else (self._steps.calls, *levels)
+
+    def came_back(self, graph: PlannedGraph, visit: Visit) -> None:
+        """Meter steps again if more was made while `visit` waited than ever before in a step.
+
+        It may be a loss that begins later, or gradients that are kept. What metered steps show is
+        planned for. Other calls must not have begun meanwhile: what they hold is planned for.
+        """
+        left, visit.left = visit.left, None
+        levels = self._residency.level_and_peak() if left is not None else None
+        if left is None or levels is None:
+            return
+        (calls, level, before), (now, peak) = left, levels
+        if calls != self._steps.calls:
+            return
+        made, known = (peak if peak > before else now) - level, graph.status.growth.between_bytes
+        graph.status.growth.between_bytes = max(made, known)
+        news = made - known > margin_bytes(self._settings.budget_bytes)
+        if news and self._metering.running is None:
+            self._metering.forget_peak()
 
     def replan(self, graph: PlannedGraph, planned: Planned, base_bytes: int) -> PlannedExecution:
         """The execution of a new plan with room for `base_bytes` of external memory.

@@ -16,7 +16,7 @@ import torch
 from outcore.execute import Driver
 from outcore.interrupts import keeping_interrupts
 from outcore.ir.trace import Ref
-from outcore.measure import Elsewhere, allocated_bytes, resident_bytes
+from outcore.measure import Elsewhere, allocated_bytes, level_and_peak, resident_bytes
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.graphs.calls import states_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
@@ -144,6 +144,19 @@ class Residency:
             return allocated_bytes(self.device)
         ledger = self._driver.ledger()
         return None if ledger is None else ledger.live_bytes + ledger.elsewhere_bytes(())
+
+    def level_and_peak(self, *, anew: bool = False) -> tuple[int, int] | None:
+        """What the allocator has given out, and the most at once; None if nothing counts it.
+
+        On a CPU, the peak is counted from the latest call with `anew`.
+        """
+        if self.device.type == "cuda":
+            return level_and_peak(self.device)
+        ledger = self._driver.ledger()
+        if ledger is None:
+            return None
+        beside = ledger.elsewhere_bytes(())
+        return ledger.live_bytes + beside, ledger.peak_bytes(anew) + beside
 
     @property
     def overlooks_tensors(self) -> bool:

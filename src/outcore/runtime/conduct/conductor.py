@@ -71,6 +71,7 @@ class Conductor:
         `again`: this backward call must leave its data for another one (`retain_graph`).
         """
         graph = self.graph
+        self.engine.growth.came_back(graph, store.visit)
         graph.status.returns.came(planned=graph.status.planned is not None)
         self.engine.observer.returned(graph, store, tangents)
         graph.status.retained |= again

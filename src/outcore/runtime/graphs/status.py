@@ -74,6 +74,8 @@ class GrowthRecord:
     unplanned_bytes: int = 0
     """The most external bytes seen beyond what the current plan has room for, for which there is no
     new plan. Reports add them to the predicted peak."""
+    between_bytes: int = 0
+    """The most that was seen to be made between the two calls of a step."""
 
 
 @dataclass(slots=True)
