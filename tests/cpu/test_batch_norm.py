@@ -200,3 +200,33 @@ def test_under_no_grad_too(asked: list[tuple[Any, ...]], monkeypatch: pytest.Mon
         assert torch.equal(found, plain(x))
     assert same([list(module.buffers())], [list(plain.buffers())])
     assert asked
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_norm_over_transposed_series_is_that_of_eager(training: bool) -> None:
+    """Its result does not lie like its input, and what follows is traced by how it lies.
+
+    `aot_eager` cannot run this: torch's description of the norm has the strides of the input.
+    """
+
+    class Series(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.key = nn.BatchNorm1d(16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, query: Tensor) -> Tensor:
+            x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+            keys = self.key(x).view(12, 8, 2, 8).transpose(1, 2)
+            return torch.matmul(query, keys.transpose(2, 3)).softmax(-1)
+
+    def trained(backend: Any) -> list[list[Tensor]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Series().train(training)
+        args = [torch.randn(12, 8, 16), torch.randn(12, 2, 8, 8)]
+        return train(module, torch.compile(module, backend=backend), args, mean_square, STEPS)
+
+    backend = Backend(budget="1GiB", strict=True)
+    assert same(trained(backend), trained("eager"))
+    assert backend.engine is not None
+    assert not any(graph.corrections for graph in backend.engine.graphs)
