@@ -34,6 +34,7 @@ from outcore.errors import (
     OptionError,
     OptionValueError,
     PolicyError,
+    StepError,
     WrapError,
 )
 from outcore.runtime.budget.engine import Engine
@@ -41,6 +42,7 @@ from outcore.wrapping import call_wrapper, compiled, notes
 from tests.cpu.ending import workers, workers_end
 from tests.cpu.training import (
     PROFILED_STEPS,
+    Broken,
     Small,
     batch,
     mean_square,
@@ -62,6 +64,11 @@ LIMITED = pytest.mark.skipif(
 def small() -> Small:
     torch.manual_seed(0)
     return Small()
+
+
+def broken() -> Broken:
+    torch.manual_seed(0)
+    return Broken()
 
 
 def trained(module: nn.Module, steps: int = STEPS) -> list[list[Tensor]]:
@@ -785,6 +792,99 @@ class TestGivenBack:
         gc.collect()
         assert engine() is None
         assert workers_end(before)
+
+    def trained_in_parts(self) -> tuple[Broken, ref[Engine]]:
+        module = outcore.wrap(broken(), **TIGHT)
+        trained(module)
+        engine = outcore.handle(module).engine
+        assert engine is not None
+        assert len(engine.graphs) == 2
+        return module, ref(engine)
+
+    def test_by_unwrap_of_a_model_in_parts(self) -> None:
+        before = workers()
+        module, engine = self.trained_in_parts()
+        outcore.unwrap(module)
+        gc.collect()
+        assert engine() is None
+        assert workers_end(before)
+
+    def test_with_a_model_in_parts(self) -> None:
+        before = workers()
+        module, engine = self.trained_in_parts()
+        kept, parameter = mean_square(module(batch(0))), ref(module.parts[0].weight)
+        del module
+        gc.collect()
+        assert engine() is not None
+        del kept
+        gc.collect()
+        assert engine() is None
+        assert parameter() is None
+        assert workers_end(before)
+
+    def test_only_of_the_model_that_is_gone(self) -> None:
+        first, gone = self.trained_in_parts()
+        second, engine = self.trained_in_parts()
+        plain = broken()
+        trained(plain)
+        frames = compiled.traced()
+        del first
+        gc.collect()
+        assert gone() is None
+        assert same(trained(second), trained(plain))
+        assert compiled.traced() == frames
+        assert outcore.handle(second).engine is engine()
+
+    def test_after_the_backward_of_a_model_in_parts(self) -> None:
+        before, plain = workers(), broken()
+        module, engine = self.trained_in_parts()
+        trained(plain)
+        losses = []
+        for each in (module, plain):
+            torch.manual_seed(STEPS)
+            each.zero_grad()
+            losses.append(mean_square(each(batch(0))))
+        parameters = list(module.parameters())
+        outcore.unwrap(module)
+        del module
+        gc.collect()
+        while losses:
+            losses.pop().backward()
+        gradients = [p.grad for p in parameters], [p.grad for p in plain.parameters()]
+        assert same(*([[g for g in each if g is not None]] for each in gradients))
+        gc.collect()
+        assert engine() is None
+        assert workers_end(before)
+
+    @pytest.mark.parametrize("differentiated", [True, False])
+    @pytest.mark.parametrize("make", [small, broken])
+    def test_after_the_session(
+        self, make: Callable[[], nn.Module], *, differentiated: bool
+    ) -> None:
+        before, module = workers(), make()
+        with outcore.session(**TIGHT) as ooc:
+            ooc.wrap(module)
+            trained(module)
+            loss = mean_square(module(batch(0)))
+        assert workers() - before
+        if differentiated:
+            loss.backward()
+        del loss
+        assert workers_end(before)
+        gc.collect()
+        assert ooc.backend.engine is not None
+        assert not ooc.backend.engine.graphs
+
+    def test_what_torch_finds_of_it_later_says_so(self) -> None:
+        def backend(module: Any, _: Any) -> Any:
+            return module
+
+        weakly: Any = compiled._Weakly(backend)  # type: ignore[arg-type]  # it only calls it
+        call = weakly(torch.neg, ())
+        assert call(torch.ones(1)) == -1
+        weakly.take_back()
+        with pytest.raises(StepError, match="deleted or unwrapped"):
+            call(torch.ones(1))
 
 
 class Opaque(nn.Module):

@@ -127,7 +127,7 @@ class Backend(BackendState):
     def close(self) -> None:
         """Run in-core from now on, and release threads, host memory and disk space.
 
-        If calls are outstanding, these are released once the calls and this Backend are freed.
+        If calls are outstanding, these are released once the calls are over, or freed.
         """
         self.closed = True
         if self.engine is not None:

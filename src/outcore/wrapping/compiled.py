@@ -23,6 +23,7 @@ from torch.fx import GraphModule
 from torch.nn.modules import module as _module
 
 from outcore.capture import is_recurrent, noticing_hooks, own_globals, recurrent_apart
+from outcore.errors import StepError
 from outcore.runtime.backend import Backend
 
 Call = Callable[..., Any]
@@ -65,10 +66,13 @@ class Compiled:
         self._forwards: list[tuple[Callable[[], object], object]] = []
         """What the model's class had as `forward` in some call, and the code of that."""
         self._traced = FunctionType(run_plain.__code__.replace(), globals(), run_plain.__name__)
-        self._run: Call = torch.compile(self._traced, backend=_Weakly(backend), **_apart())
+        weakly = _Weakly(backend)
+        self._run: Call = torch.compile(self._traced, backend=weakly, **_apart())
         # torch keeps what it compiled with the code, and that holds the engine. So it is removed
-        # when this dies.
+        # when this dies. What it compiled of other functions, as after a graph break, it may leave
+        # in the globals of the model's module forever. So that is emptied.
         finalize(self, remove_from_cache, self._traced).atexit = False
+        finalize(self, weakly.take_back).atexit = False
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module, with recurrent layers kept out of graphs. Raises what it raises."""
@@ -133,13 +137,37 @@ def _same(given: object) -> object:
     return given
 
 
+class _Lent:
+    """The call of a compiled graph, as torch has it."""
+
+    __slots__ = "__weakref__", "call"  # torch would copy a `__dict__`, and so keep the call
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+
+def _gone(*_: Any) -> Any:
+    """Raise StepError: before torch 2.13, calls that may not compile can find others' graphs."""
+    raise StepError(
+        reason="torch compiled this for another model, which was deleted or unwrapped since: call "
+        "torch._dynamo.reset(), or let torch compile"
+    )
+
+
 class _Weakly:
-    """A Backend as torch sees it: torch keeps backends forever, so this holds it only weakly."""
+    """A Backend as torch sees it: torch keeps backends forever, so this holds it only weakly.
+
+    Of the graphs that it compiles, torch may keep every one forever, too.
+    """
 
     __name__ = "outcore"
 
     def __init__(self, backend: Backend) -> None:
         self._backend = ref(backend)
+        self._lent: WeakSet[_Lent] = WeakSet()
 
     def __repr__(self) -> str:
         """Return the name that torch shows in its messages."""
@@ -148,7 +176,14 @@ class _Weakly:
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         backend = self._backend()
         assert backend is not None  # noqa: S101 - the wrapper that is being called holds it
-        return backend(module, example_inputs)
+        lent = _Lent(backend(module, example_inputs))
+        self._lent.add(lent)
+        return lent
+
+    def take_back(self) -> None:
+        """Drop what was compiled. A backward call that is still to come has what it needs."""
+        for lent in self._lent:
+            lent.call = _gone
 
 
 def users_frames(found: TracebackType | None) -> TracebackType | None:

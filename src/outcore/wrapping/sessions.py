@@ -143,8 +143,8 @@ class Session:
     def close(self) -> None:
         """Unwrap what was wrapped, and give back what the budget's engine holds.
 
-        If a result that has not been differentiated is still alive, this waits for the garbage
-        collector. What torch compiled for `backend` runs in-core from now on.
+        If a result that has not been differentiated is still alive, this waits until it is freed.
+        What torch compiled for `backend` runs in-core from now on.
         """
         for module in self.wrapped:
             remove_wrapper(module)

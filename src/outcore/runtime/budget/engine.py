@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import torch
 
+from outcore.errors import StepError
 from outcore.execute import Driver, open_driver
 from outcore.runtime.budget.contention import Contention
 from outcore.runtime.budget.eviction import Eviction
@@ -79,15 +81,19 @@ class Engine:
     def close(self, reason: str) -> None:
         """Run all graphs in-core from now on, and stop bounding the process's memory.
 
-        Closes the driver if no call is outstanding.
+        Closes the driver, once no call is outstanding.
         """
         with self.lock:
             for graph in self.graphs:
                 graph.retire(reason)
             self.metering.end(whole=False)
             self.driver.bound_memory(self.residency.resident_bytes, None)
-            if not len(self.stores):
-                self.driver.close()
+            self.stores.once_empty(self._close_driver)
+
+    def _close_driver(self) -> None:
+        with suppress(StepError):  # a finalizer must not break what a CUDA graph captures
+            self.driver.refuse_capture()
+            self.driver.close()
 
     # ---- steps ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -122,6 +123,8 @@ class Stores:
         Python would drop an interrupt."""
         self._put_away = False
         """Whether anything was ever moved away."""
+        self._waiting: list[Callable[[], object]] = []
+        """What is called once there is no store."""
 
     def __len__(self) -> int:
         """Number of outstanding forward calls."""
@@ -209,6 +212,17 @@ class Stores:
         self._names.pop(number, None)
         if store is not None:
             self._release(self._calls.get(store.visit.owner, {}), number)
+            self._wake()
+
+    def once_empty(self, call: Callable[[], object]) -> None:
+        """Call `call` once no forward call is outstanding; perhaps from a finalizer."""
+        self._waiting.append(call)
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting and not self._live:
+            with contextlib.suppress(IndexError):  # another thread may have taken the last one
+                self._waiting.pop()()
 
     def _release_lost(self) -> None:
         """Release those that an interrupt left half dropped."""
