@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +17,19 @@ from outcore.errors import InfeasibleError, NotEngagedError
 from outcore.measure import resident_bytes
 from outcore.wrapping.call_wrapper import CALLS_TO_WAIT
 from outcore.wrapping.compiled import SKIPPED
-from tests.cpu.training import PROFILED_STEPS, Away, away, back, inside, mean_square, same
+from tests.cpu.training import (
+    PROFILED_STEPS,
+    Away,
+    Broken,
+    Small,
+    away,
+    back,
+    batch,
+    inside,
+    mean_square,
+    same,
+    snapshot,
+)
 
 STEPS = PROFILED_STEPS + 4
 WIDTH = 64
@@ -233,3 +246,27 @@ def test_a_step_without_room_for_frozen_parts_can_be_run_again() -> None:
     del caught
     assert alike(train(module), expected)
     inside(outcore.handle(module).report())
+
+
+@pytest.mark.parametrize("make", [Small, Broken])
+def test_parameters_that_are_unfrozen_get_gradients(make: Callable[[], nn.Module]) -> None:
+    """Before torch 2.13, `aot_eager` goes on without them."""
+
+    def trained(module: nn.Module) -> list[list[Tensor]]:
+        *frozen, _, _ = module.parameters()
+        seen = []
+        for step in range(4):
+            for parameter in frozen:
+                parameter.requires_grad_(step % 2 == 1)
+            torch.manual_seed(step)
+            module.zero_grad()
+            loss = mean_square(module(batch(step)))
+            loss.backward()
+            seen.append(snapshot(module, loss))
+        return seen
+
+    torch.manual_seed(0)
+    module = make()
+    found = trained(outcore.wrap(copy.deepcopy(module), BUDGET))
+    assert len(found[0]) < len(found[1])
+    assert same(found, trained(module))

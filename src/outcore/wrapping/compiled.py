@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.nn.modules import module as _module
 
-from outcore.capture import is_recurrent, noticing_hooks, own_globals, recurrent_apart
+from outcore.capture import is_recurrent, noticing_changes, own_globals, recurrent_apart
 from outcore.errors import StepError
 from outcore.runtime.backend import Backend
 
@@ -81,7 +81,7 @@ class Compiled:
         before, breaks = traced(), 0 if self.broke else broken()
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
-            with apart, noticing_hooks(), own_globals():
+            with apart, noticing_changes(), own_globals():
                 return self._run(model, self._guarded(model), *args, **kwargs)
         except BaseException as error:
             if traced() > before:
@@ -242,7 +242,7 @@ def run_plain(self: nn.Module, guarded: str, /, *args: Any, **kwargs: Any) -> An
 
     `guarded`: the `forward` of the module's class, and the module's hooks, which are compiled with
     it. torch checks an argument that is read, but never whether a class was given another
-    `forward`, and before 2.13 not whether hooks were added later (`noticing_hooks`).
+    `forward`, and before 2.13 not whether hooks were added later (`noticing_changes`).
     """
     len(guarded)  # torch 2.14 does not check the argument of `str`
     return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so

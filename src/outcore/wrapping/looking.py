@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from outcore.wrapping.outside_graphs import (
     unseen,
     unseen_frozen,
 )
+from outcore.wrapping.trained import Trained
 
 STEPS = 2
 """Training steps whose backward shows which parameters no graph has. The second one looks again,
@@ -31,14 +32,9 @@ class Looking:
         self._lookers = lookers
         self._steps_left = 0
         """In how many further training calls to look."""
-        self._parameters = [
-            (ref(module), name)
-            for module in model.modules()
-            for name in dict(module.named_parameters(recurse=False))
-        ]
-        """Where parameters are. Weak references to them would keep torch from swapping them."""
+        self._trained = Trained(model)
         self._most_trained = 0
-        """The most of them that a call has trained. When there are more, some were unfrozen."""
+        """The most parameters that a call has trained. If there are more, some were unfrozen."""
         self._unseen: UnseenModules | None = None
         """Looks in the backward of the last call."""
         self._frozen: PlainCalls | None = None
@@ -88,7 +84,7 @@ class Looking:
         """
         if not trained:
             self._frozen = None
-        now = sum(_is_trained(module(), name) for module, name in self._parameters)
+        now = sum(self._trained.flags())
         if now > self._most_trained:
             self._most_trained = now
             self.again()
@@ -128,10 +124,6 @@ class Looking:
         found, self._unseen = self._unseen, None
         if found is not None:
             found.stop()
-
-
-def _is_trained(module: nn.Module | None, name: str) -> bool:
-    return bool(getattr(getattr(module, name, None), "requires_grad", False))
 
 
 class UnseenModules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -75,7 +75,7 @@ __all__ = [
     "must_run_uncompiled",
     "mutated_inputs",
     "normalized_by_cudnn",
-    "noticing_hooks",
+    "noticing_changes",
     "partition_later",
     "plain",
     "runs_in_backward",
@@ -250,15 +250,17 @@ def without_function_modes() -> Iterator[None]:
         yield
 
 
-def noticing_hooks() -> AbstractContextManager[None]:
+def noticing_changes() -> AbstractContextManager[None]:
     """Let what dynamo compiles check, in later calls, whether modules were given or lost hooks.
 
-    By default it does not. Before torch 2.13 this has no effect: the setting belongs to the process
-    there.
+    By default it does not. Before torch 2.13 it does not check either whether parameters were
+    frozen, or are not any more: gradients would be missing. Settings belong to the process there,
+    so there that one alone is changed.
     """
+    changed = "skip_nnmodule_hook_guards"
     if not SETTINGS_OF_THREADS:
-        return nullcontext()
-    noticing: AbstractContextManager[None] = dynamo_config.patch(skip_nnmodule_hook_guards=False)
+        changed = "skip_tensor_guards_with_matching_dict_tags"
+    noticing: AbstractContextManager[None] = dynamo_config.patch({changed: False})
     return noticing
 
 
