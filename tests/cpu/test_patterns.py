@@ -246,6 +246,36 @@ def test_inputs_that_lie_otherwise(told: Told) -> None:
     assert told.traces
 
 
+class Views(nn.Module):
+    """Reads views of its argument, with or without a write into it before."""
+
+    def __init__(self, write: bool) -> None:
+        super().__init__()
+        self.layer, self.write = nn.Linear(8, 8), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.write:
+            x.view(torch.int32)[:, 2:4] = 5
+        made: Tensor = self.layer(x[:, 2:10]) + self.layer(x.t()[4:12].t())
+        return made
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("policy", ["search", "swap-all"])
+def test_a_batch_may_begin_elsewhere_than_the_first_one(policy: str, write: bool) -> None:
+    """torch does not check for that if the first one has a storage of its own."""
+    torch.manual_seed(0)
+    module, data = Views(write), torch.randn(100, 16)
+    backend = Backend(budget="2GiB", strict=True, policy=policy)
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=backend, dynamic=True)
+    for start, rows in ((0, 8), (3, 8), (3, 9), (40, 20), (0, 8), (50, 9), (17, 11), (18, 11)):
+        part = data[start : start + rows]
+        here, there = (data.clone()[start:][:rows] if start else part.clone() for _ in range(2))
+        assert same([step(module, call, 0, [here])], [step(plain, plain, 0, [there])])
+        assert torch.equal(here, there)
+    torch._dynamo.reset()
+
+
 def test_a_pattern_of_larger_sizes(told: Told) -> None:
     """Once something is large, graphs have other ops; the pattern before that tells no more."""
     small = (8, 8), (8, 10), (10, 8), (12, 8), (12, 10)
