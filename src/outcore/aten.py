@@ -18,13 +18,17 @@ UNSAFE_VIEWS = frozenset(
 )
 """Ops whose results share their argument's storage although the schema does not say so."""
 
-WRITES = (
-    "aten.as_strided_scatter.default",
-    "aten.copy.default",
-    "aten.diagonal_scatter.default",
-    "aten.select_scatter.default",
-    "aten.slice_scatter.default",
-)
+COVERED_WRITES = {
+    f"outcore.{name}.default": f"aten.{name}.default"
+    for name in ("copy", "diagonal_scatter", "select_scatter", "slice_scatter")
+}
+"""Writes into a part of a tensor that copy only the memory that the tensor covers -> torch's ops
+with the same results.
+
+`capture.rewrites.writes` makes them.
+"""
+
+WRITES = ("aten.as_strided_scatter.default", *COVERED_WRITES.values())
 """Ops that represent writing into a part of a tensor. The result is a view of a copy of the whole
 storage that is written into."""
 
@@ -162,7 +166,7 @@ BY_PLACE = {
 CROSS_ENTROPY = "outcore.cross_entropy_backward.default"
 """The gradient of cross-entropy, made block by block (`capture.rewrites.cross_entropy`)."""
 
-KNOWN = frozenset({*CONVOLUTIONS, *BY_PLACE, CROSS_ENTROPY})
+KNOWN = frozenset({*CONVOLUTIONS, *BY_PLACE, CROSS_ENTROPY, *COVERED_WRITES})
 """Ops outside `KNOWN_NAMESPACES` that are known just as well."""
 
 RUNNING_STATISTICS = {

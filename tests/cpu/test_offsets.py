@@ -84,7 +84,8 @@ def results(module: nn.Module, call: Any, batches: Iterator[Tensor]) -> list[lis
         module.zero_grad()
         loss = mean_square(call(x))
         loss.backward()
-        found.append([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        found.append([loss.detach(), x.clone(), *gradients])
     return found
 
 

@@ -73,8 +73,9 @@ def alike(module: nn.Module, made: Sequence[Sequence[Any]], policy: str = "searc
     backend = Backend(budget="2GiB", strict=True, policy=policy)
     plain, call = copy.deepcopy(module), torch.compile(module, backend=backend, dynamic=True)
     for seed, inputs in enumerate(made):
+        again = copy.deepcopy(inputs)
         here = [step(module, call, seed, inputs)]
-        assert same(here, [step(plain, plain, seed, inputs)]), [
+        assert same(here, [step(plain, plain, seed, again)]), [
             tuple(x.shape) for x in inputs if isinstance(x, Tensor)
         ]
     return backend
@@ -172,6 +173,22 @@ class Two(nn.Module):
         return made + made.mean(0)
 
 
+class Marked(nn.Linear):
+    """Writes into its argument, in views of it, too, and then uses a copy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[: x.shape[0] // 2, 1] = 0
+        x.transpose(1, 2)[:, 2:4].mul_(2)
+        first, second = x.split(4, 2)
+        first[:, 1:] = second[:, 1:]
+        return super().forward(x.clone())
+
+
+def parts(*sizes: tuple[int, int]) -> list[list[Tensor]]:
+    """Batches that begin at one place in tensors of other sizes."""
+    return [[torch.randn(n + 4, length, 8)[1 : n + 1]] for n, length in sizes]
+
+
 def texts(*sizes: tuple[int, ...]) -> list[list[Tensor]]:
     return [[torch.randn(*size, 8)] for size in sizes]
 
@@ -204,6 +221,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "classes": (
         Classes,
         lambda: [[torch.randint(0, 4000, (2, n))] for n in (40, 160, 170, 190, 210, 165, 230)],
+    ),
+    "written": (
+        lambda: Marked(8, 8),
+        lambda: texts((4, 5), (5, 5), (5, 7), (6, 6), (4, 9), (7, 11), (5, 13)),
+    ),
+    "written parts": (
+        lambda: Marked(8, 8),
+        lambda: parts((4, 5), (6, 5), (10, 5), (5, 5), (9, 5), (7, 5), (8, 5)),
     ),
     "two lengths": (
         Two,
@@ -244,6 +269,36 @@ def test_inputs_that_lie_otherwise(told: Told) -> None:
     whole = torch.randn(6, 10, 8)
     alike(Two(), [*pairs, [whole[:3], whole[3:]], [whole[:3, :8], whole[3:, 2:]]])
     assert told.traces
+
+
+class Views(nn.Module):
+    """Reads views of its argument, with or without a write into it before."""
+
+    def __init__(self, write: bool) -> None:
+        super().__init__()
+        self.layer, self.write = nn.Linear(8, 8), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.write:
+            x.view(torch.int32)[:, 2:4] = 5
+        made: Tensor = self.layer(x[:, 2:10]) + self.layer(x.t()[4:12].t())
+        return made
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("policy", ["search", "swap-all"])
+def test_a_batch_may_begin_elsewhere_than_the_first_one(policy: str, write: bool) -> None:
+    """torch does not check for that if the first one has a storage of its own."""
+    torch.manual_seed(0)
+    module, data = Views(write), torch.randn(100, 16)
+    backend = Backend(budget="2GiB", strict=True, policy=policy)
+    plain, call = copy.deepcopy(module), torch.compile(module, backend=backend, dynamic=True)
+    for start, rows in ((0, 8), (3, 8), (3, 9), (40, 20), (0, 8), (50, 9), (17, 11), (18, 11)):
+        part = data[start : start + rows]
+        here, there = (data.clone()[start:][:rows] if start else part.clone() for _ in range(2))
+        assert same([step(module, call, 0, [here])], [step(plain, plain, 0, [there])])
+        assert torch.equal(here, there)
+    torch._dynamo.reset()
 
 
 def test_a_pattern_of_larger_sizes(told: Told) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_leaves
 
 from outcore import aten
@@ -27,7 +27,7 @@ from outcore.capture.patterns.pattern import (
     block_bytes,
     settings,
 )
-from outcore.capture.rewrites import convolution, cross_entropy
+from outcore.capture.rewrites import convolution, cross_entropy, writes
 from outcore.capture.rewrites.metadata_only import INPUT
 from outcore.capture.sizes.described import SYMBOLS, Described, SizedFloat, SizedInt, sized
 from outcore.capture.sizes.symbolic import Copied, Ran, Symbolic
@@ -36,7 +36,9 @@ from outcore.errors import CaptureError
 from outcore.ir.family import Family
 from outcore.ir.trace import Arg, Donation, Op, Ref, refs
 
-_PASSED_ON: Final = frozenset({convolution.BACKWARD, cross_entropy.GRADIENT})
+_PASSED_ON: Final = frozenset(
+    {convolution.BACKWARD, cross_entropy.GRADIENT, *writes.WRITES.values()}
+)
 """Calls that passes make: their numbers are those of the calls that they replace."""
 
 
@@ -80,8 +82,8 @@ class _Drawn:
     def pattern(self) -> Pattern:
         """The pattern. Raises _UnfitError if there is none."""
         self._check_whole()
-        ran = (each for each in self.copied.ran if each.target is not operator.getitem)
-        reruns = tuple(map(self._rerun, ran))
+        ran = (*self.copied.ran, *self._described_anew())
+        reruns = tuple(self._rerun(each) for each in ran if each.target is not operator.getitem)
         for node, made in self.joint.results.items():
             self._describe(node, made)
         for value in self.trace.values:
@@ -162,6 +164,13 @@ class _Drawn:
             self.lies_of[value].append(number)
             if self.wholes[buffer] < 0:
                 self.wholes[buffer] = number
+
+    def _described_anew(self) -> Iterator[Ran]:
+        """The calls that passes described anew, as if they were run for the copy."""
+        for node in self.joint.module.graph.nodes:
+            if writes.ANEW in node.meta:
+                args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+                yield Ran(node.target, args, kwargs, node.meta["val"], alike=False)
 
     def _rerun(self, ran: Ran) -> Rerun:
         args, kwargs = map_aggregate((ran.args, ran.kwargs), self._at)

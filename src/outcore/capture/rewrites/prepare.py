@@ -13,6 +13,7 @@ from outcore.capture.rewrites.metadata_only import LargeInputs, Sites
 from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.pooling import from_places
 from outcore.capture.rewrites.views import of_what_is_there
+from outcore.capture.rewrites.writes import of_what_is_covered
 
 
 def prepare(
@@ -35,6 +36,7 @@ def prepare(
     one_by_one(joint, sites)
     from_places(joint, sites)
     by_rows(joint, sites)
+    of_what_is_covered(joint)
     as_ops(joint)
     as_tensors(joint)
     return sites

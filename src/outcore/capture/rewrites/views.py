@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node, map_arg
 
+from outcore import aten
 from outcore.capture.nodes.storages import storage_id, tensors_in
 
 
@@ -20,10 +22,21 @@ def of_what_is_there(joint: GraphModule) -> None:
     """
     for node in joint.graph.nodes:
         if is_view(node.target) and not _shares(node):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
-            fakes = (t for t in tensors_in(args) if isinstance(t, FakeTensor))
-            with next((fake.fake_mode for fake in fakes), nullcontext()):
-                node.meta["val"] = node.target(*args, **kwargs)
+            describe_again(node)
+
+
+def describe_again(node: Node) -> None:
+    """Describe what a call makes of its arguments as they are described now."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
+    fakes = (t for t in tensors_in(args) if isinstance(t, FakeTensor))
+    with next((fake.fake_mode for fake in fakes), nullcontext()):
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]  # it is a call
+
+
+def may_be_view(node: Node) -> bool:
+    """Whether a call may return views of its first argument, or selects one of its results."""
+    op = node.target
+    return op is operator.getitem or (isinstance(op, OpOverload) and aten.may_alias(op))
 
 
 def is_view(target: Any) -> bool:

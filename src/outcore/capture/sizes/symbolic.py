@@ -250,6 +250,8 @@ class _Copy:
             return self._sized(node, given)
         known = self.symbolic.described[node]
         made = self.fakes.made(known) if given is None else self.fakes.like(plain(given), known)
+        if layout(made) != self.fakes.numbers.all(lie(known)[:-1]):  # torch ignores where it begins
+            self.otherwise.add(node)
         return self._copied(node, (), {}, made)
 
     def _call(self, node: Node) -> Any:
