@@ -270,3 +270,38 @@ def test_parameters_that_are_unfrozen_get_gradients(make: Callable[[], nn.Module
     found = trained(outcore.wrap(copy.deepcopy(module), BUDGET))
     assert len(found[0]) < len(found[1])
     assert same(found, trained(module))
+
+
+def test_watching_what_is_trained_runs_no_code_of_the_model() -> None:
+    """Spectral norm counts how often its weight is read in training."""
+
+    def made() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+
+    seen = []
+    for module in (made(), outcore.wrap(made(), BUDGET)):
+        torch.manual_seed(1)
+        nn.utils.parametrizations.spectral_norm(module[0])
+        steps = []
+        for step in range(4):
+            module.zero_grad()
+            loss = mean_square(module(torch.full((2, 8), step + 1.0)))
+            loss.backward()
+            steps.append(snapshot(module, loss))
+        seen.append(steps)
+    assert same(*seen)
+
+
+def test_weights_that_get_other_memory_are_still_in_their_graphs() -> None:
+    module = outcore.wrap(Frozen(adapted=True), BUDGET, strict=True)
+    module.unused.requires_grad_(requires_grad=True)
+    for step in range(8):
+        if step == 6:
+            module.requires_grad_(requires_grad=True)
+        module.zero_grad()
+        mean_square(module(torch.ones(4, WIDTH))).backward()
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.data = parameter.data - 1e-3 * parameter.grad
+    assert not [note for note in outcore.handle(module).notes if "plain" in note]

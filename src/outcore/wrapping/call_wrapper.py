@@ -367,7 +367,7 @@ def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = Fal
 
 
 class _ThroughWrapper:
-    """Calls a wrapped model. Copies and pickles of the model, however they are made, have none."""
+    """Calls a wrapped model. Deep copies and pickles of the model have none."""
 
     def __init__(self, wrapper: CallWrapper) -> None:
         self.wrapper = wrapper

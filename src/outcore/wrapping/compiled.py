@@ -23,7 +23,6 @@ from torch.fx import GraphModule
 from torch.nn.modules import module as _module
 
 from outcore.capture import is_recurrent, noticing_changes, own_globals, recurrent_apart
-from outcore.errors import StepError
 from outcore.runtime.backend import Backend
 
 Call = Callable[..., Any]
@@ -140,21 +139,23 @@ def _same(given: object) -> object:
 class _Lent:
     """The call of a compiled graph, as torch has it."""
 
-    __slots__ = "__weakref__", "call"  # torch would copy a `__dict__`, and so keep the call
+    __slots__ = "__weakref__", "_module", "call"
+    # torch would copy a `__dict__`, and so keep the call
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
+    def __init__(self, call: Call, module: GraphModule) -> None:
+        self.call, self._module = call, module
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
 
+    def take_back(self) -> None:
+        """From now on, run the graph as plain PyTorch.
 
-def _gone(*_: Any) -> Any:
-    """Raise StepError: before torch 2.13, calls that may not compile can find others' graphs."""
-    raise StepError(
-        reason="torch compiled this for another model, which was deleted or unwrapped since: call "
-        "torch._dynamo.reset(), or let torch compile"
-    )
+        Before torch 2.13, a call that may not compile runs what was compiled for any other model.
+        """
+        self.call = self._module
+        for node in self._module.graph.nodes:
+            node.meta.clear()
 
 
 class _Weakly:
@@ -176,14 +177,14 @@ class _Weakly:
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         backend = self._backend()
         assert backend is not None  # noqa: S101 - the wrapper that is being called holds it
-        lent = _Lent(backend(module, example_inputs))
+        lent = _Lent(backend(module, example_inputs), module)
         self._lent.add(lent)
         return lent
 
     def take_back(self) -> None:
         """Drop what was compiled. A backward call that is still to come has what it needs."""
         for lent in self._lent:
-            lent.call = _gone
+            lent.take_back()
 
 
 def users_frames(found: TracebackType | None) -> TracebackType | None:

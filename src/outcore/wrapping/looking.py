@@ -84,10 +84,12 @@ class Looking:
         """
         if not trained:
             self._frozen = None
-        now = sum(self._trained.flags())
-        if now > self._most_trained:
+        now, before = self._trained.number(), self._most_trained
+        if now > before:
             self._most_trained = now
             self.again()
+            if before:  # which parameters are given in calls is not known in this one
+                return
         if self._unseen is not None:
             return
         if not self._steps_left:

@@ -8,19 +8,23 @@ from torch import nn
 
 
 class Trained:
-    """Reads which parameters of a model require gradients, in some 0.1 us each.
+    """Reads which parameters of a model require gradients.
 
     It holds where they are: weak references to them would keep torch from swapping them.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [
-            (ref(module), name)
-            for module in model.modules()
-            for name in dict(module.named_parameters(recurse=False))
-        ]
+        named = ((ref(module), [*module._parameters.keys()]) for module in model.modules())  # noqa: SLF001 - no other way runs no code of parametrizations
+        self._places = [(module, names) for module, names in named if names]
 
-    def flags(self) -> tuple[bool, ...]:
-        """For each parameter that there was at first, whether it requires gradients now."""
-        found = (getattr(module(), name, None) for module, name in self._places)
-        return tuple(getattr(each, "requires_grad", False) for each in found)
+    def number(self) -> int:
+        """How many of the parameters that there were at first require gradients now."""
+        return sum(_number(module(), names) for module, names in self._places)
+
+
+def _number(module: nn.Module | None, names: list[str]) -> int:
+    if module is None:
+        return 0
+    held = module._parameters  # noqa: SLF001 - as above
+    found = (held[name] for name in names if name in held)
+    return sum(each is not None and each.requires_grad for each in found)

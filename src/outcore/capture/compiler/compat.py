@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -257,11 +258,35 @@ def noticing_changes() -> AbstractContextManager[None]:
     frozen, or are not any more: gradients would be missing. Settings belong to the process there,
     so there that one alone is changed.
     """
-    changed = "skip_nnmodule_hook_guards"
     if not SETTINGS_OF_THREADS:
-        changed = "skip_tensor_guards_with_matching_dict_tags"
-    noticing: AbstractContextManager[None] = dynamo_config.patch({changed: False})
+        return _CHECKING_PARAMETERS
+    noticing: AbstractContextManager[None] = dynamo_config.patch(skip_nnmodule_hook_guards=False)
     return noticing
+
+
+class _CheckingParameters(AbstractContextManager[None]):
+    """Changes a setting of the process as long as any thread is in this context."""
+
+    setting = "skip_tensor_guards_with_matching_dict_tags"
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.RLock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = getattr(dynamo_config, self.setting)
+                setattr(dynamo_config, self.setting, False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                setattr(dynamo_config, self.setting, self._before)
+
+
+_CHECKING_PARAMETERS = _CheckingParameters()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from outcore.errors import StepError
+from outcore.errors import OutcoreError
 from outcore.execute import Driver, open_driver
 from outcore.runtime.budget.contention import Contention
 from outcore.runtime.budget.eviction import Eviction
@@ -91,7 +91,8 @@ class Engine:
             self.stores.once_empty(self._close_driver)
 
     def _close_driver(self) -> None:
-        with suppress(StepError):  # a finalizer must not break what a CUDA graph captures
+        # A finalizer must not break what a CUDA graph captures, nor an error the last backward.
+        with suppress(OutcoreError, OSError, RuntimeError):
             self.driver.refuse_capture()
             self.driver.close()
 

@@ -104,6 +104,8 @@ class Growth:
             return
         made, known = (peak if peak > before else now) - level, graph.status.growth.between_bytes
         graph.status.growth.between_bytes = max(made, known)
+        if graph.planned is not None:
+            known = max(known, graph.planned.problem.between_bytes)
         news = made - known > margin_bytes(self._settings.budget_bytes)
         if news and self._metering.running is None:
             self._metering.forget_peak()
