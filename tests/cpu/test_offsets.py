@@ -148,14 +148,15 @@ class Relaid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.layer, self.pad = nn.Conv2d(8, 8, 3), nn.ReflectionPad2d(1)
         self.scale: Tensor
         self.register_buffer("scale", torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.layer(x * self.scale.clone() + 0) * 2)
+        x = self.layer(x * self.scale.clone() + 0) * 2
         self.scale.mul_(3.0)
-        return x.contiguous(memory_format=torch.channels_last)
+        made: Tensor = self.pad(x.contiguous(memory_format=torch.channels_last))
+        return made
 
 
 def uneven(result: Tensor) -> Tensor:

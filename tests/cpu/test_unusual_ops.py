@@ -356,12 +356,12 @@ class Relaid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3) for _ in range(4))
+        self.pad = nn.ReflectionPad2d(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = norm(layer(x).contiguous()).contiguous(memory_format=torch.channels_last)
+        for layer in self.layers:
+            x = self.pad(layer(x).contiguous(memory_format=torch.channels_last)).contiguous()
         return x
 
 
