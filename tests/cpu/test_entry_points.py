@@ -35,6 +35,7 @@ from outcore.errors import (
     OptionError,
     OptionValueError,
     PolicyError,
+    StepError,
     WrapError,
 )
 from outcore.runtime.budget.engine import Engine
@@ -881,14 +882,25 @@ class TestGivenBack:
         assert not ooc.backend.engine.graphs
 
     def test_what_torch_finds_of_it_later_is_plain(self) -> None:
-        def backend(*_: Any) -> Any:
-            return torch.abs
+        """Its graph has what a hook of all modules does already."""
 
-        weakly: Any = compiled._Weakly(backend)  # type: ignore[arg-type]  # it only calls it
-        call = weakly(symbolic_trace(lambda x: -x), ())
-        assert call(torch.ones(1)) == 1
-        weakly.take_back()
-        assert call(torch.ones(1)) == -1
+        def negated(_: Any, __: Any, result: Any) -> Any:
+            return -result
+
+        lent = compiled._Lent(torch.abs, symbolic_trace(lambda x: -x))
+        assert lent(torch.ones(1)) == 1
+        lent.take_back()
+        handle = register_module_forward_hook(negated)
+        try:
+            assert lent(torch.ones(1)) == -1
+        finally:
+            handle.remove()
+
+    def test_where_torch_finds_nothing_of_it_no_graph_is_kept(self) -> None:
+        lent = compiled._Lent(torch.abs, None)
+        lent.take_back()
+        with pytest.raises(StepError, match="deleted or unwrapped"):
+            lent(torch.ones(1))
 
 
 class Opaque(nn.Module):

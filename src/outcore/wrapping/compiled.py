@@ -22,7 +22,14 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.nn.modules import module as _module
 
-from outcore.capture import is_recurrent, noticing_changes, own_globals, recurrent_apart
+from outcore.capture import (
+    is_recurrent,
+    noticing_changes,
+    own_globals,
+    recurrent_apart,
+    without_function_modes,
+)
+from outcore.errors import StepError
 from outcore.runtime.backend import Backend
 
 Call = Callable[..., Any]
@@ -142,20 +149,35 @@ class _Lent:
     __slots__ = "__weakref__", "_module", "call"
     # torch would copy a `__dict__`, and so keep the call
 
-    def __init__(self, call: Call, module: GraphModule) -> None:
+    def __init__(self, call: Call, module: GraphModule | None) -> None:
+        """`module`: the graph, if torch may call it for other models, too."""
         self.call, self._module = call, module
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
 
     def take_back(self) -> None:
-        """From now on, run the graph as plain PyTorch.
+        """From now on, run the graph as plain PyTorch, if it is called at all."""
+        self.call = _gone
+        if self._module is not None:
+            _ = self._module.code  # now, as a lazy module would call itself, with all hooks
+            self.call = partial(_run_traced, self._module)
+            for each in self._module.modules():
+                for node in each.graph.nodes if isinstance(each, GraphModule) else ():
+                    node.meta.clear()
 
-        Before torch 2.13, a call that may not compile runs what was compiled for any other model.
-        """
-        self.call = self._module
-        for node in self._module.graph.nodes:
-            node.meta.clear()
+
+def _run_traced(module: GraphModule, *args: Any) -> Any:
+    """Run a graph that has what the caller's modes and the hooks of all modules do already."""
+    with without_function_modes():
+        return module.forward(*args)
+
+
+def _gone(*_: Any) -> Any:
+    raise StepError(
+        reason="torch compiled this for another model, which was deleted or unwrapped since: call "
+        "torch._dynamo.reset(), or let torch compile"
+    )
 
 
 class _Weakly:
@@ -177,7 +199,8 @@ class _Weakly:
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Call:
         backend = self._backend()
         assert backend is not None  # noqa: S101 - the wrapper that is being called holds it
-        lent = _Lent(backend(module, example_inputs), module)
+        # Before torch 2.13, calls that may not compile run what was compiled for any model.
+        lent = _Lent(backend(module, example_inputs), None if _apart() else module)
         self._lent.add(lent)
         return lent
 

@@ -86,9 +86,9 @@ class Looking:
             self._frozen = None
         now, before = self._trained.number(), self._most_trained
         if now > before:
-            self._most_trained = now
+            self._most_trained, recorded = now, len(self._lookers) > 0
             self.again()
-            if before:  # which parameters are given in calls is not known in this one
+            if before and not recorded:  # it is not known which parameters this call was given
                 return
         if self._unseen is not None:
             return
