@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from outcore.ir.timeline import Timeline
     from outcore.ir.trace import Trace
     from outcore.lower import lower
+    from outcore.optimizers import offload_optimizer, restore_optimizer
     from outcore.policies import Policy
     from outcore.presets import Preset, preset
     from outcore.report import Report, report
@@ -99,10 +100,12 @@ __all__ = [
     "handle",
     "lower",
     "lower_bound",
+    "offload_optimizer",
     "plan",
     "preset",
     "report",
     "reserve",
+    "restore_optimizer",
     "session",
     "simulate",
     "trace",
@@ -144,6 +147,7 @@ _NAMES = {
     "outcore.ir.timeline": ("Timeline",),
     "outcore.ir.trace": ("Trace",),
     "outcore.lower": ("lower",),
+    "outcore.optimizers": ("offload_optimizer", "restore_optimizer"),
     "outcore.policies": ("Policy",),
     "outcore.presets": ("Preset", "preset"),
     "outcore.report": ("Report", "report"),

@@ -154,6 +154,9 @@ class AdversarialDriver:
         """Return None: there is no tier behind the disk."""
         return None
 
+    def limit(self, budgets: Mapping[Tier, int], /) -> None:
+        """Do nothing."""
+
     def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:
         """Do nothing."""
 

@@ -15,6 +15,7 @@ MAY_IMPORT_TORCH = {
     "aten",
     "preflight",
     "capture",
+    "optimizers",
     "wrapping",
     "execute",
     "integrations",

@@ -151,8 +151,10 @@ def _empty(region: Region, residue: int) -> torch.Tensor:
         memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     start = (residue - memory.data_ptr()) % MEMORY_ALIGNMENT_BYTES
     # Slice with NumPy: a view by torch would share the whole storage, at an offset.
-    storage = torch.from_numpy(memory.numpy()[start : start + region.nbytes])
-    return storage.view(region.dtype).as_strided(region.shape, region.stride, region.start)
+    flat = torch.from_numpy(memory.numpy()[start : start + region.nbytes])
+    # No view of `flat`: nothing else should refer to the storage.
+    root = torch.empty(0, dtype=region.dtype, device="cpu")
+    return root.set_(flat.untyped_storage(), region.start, region.shape, region.stride)
 
 
 class CpuDriver:
@@ -203,7 +205,7 @@ class CpuDriver:
         budget_bytes = budgets[Tier.DEVICE]
         if not budgets[Tier.DISK]:
             return Hardware("this-machine", ((Tier.DEVICE, budget_bytes),), links=())
-        self._disk_budget_bytes = budgets[Tier.DISK]
+        self.limit(budgets)
         # The trial also needs memory, twice its largest size, and disk space for one copy of each
         # size.
         largest = min(budget_bytes // 16, budgets[Tier.DISK] // 2)
@@ -223,6 +225,10 @@ class CpuDriver:
     def wider_hardware(self, _budgets: Mapping[Tier, int]) -> Hardware | None:
         """Return None: there is no tier behind the disk."""
         return None
+
+    def limit(self, budgets: Mapping[Tier, int], /) -> None:
+        """Let the file have at most so many bytes."""
+        self._disk_budget_bytes = budgets.get(Tier.DISK)
 
     def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:  # noqa: ARG002 - there is no host memory to keep
         """Take the disk space of a lane now. Raises `SpillError` if the disk is full."""

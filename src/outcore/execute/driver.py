@@ -63,6 +63,19 @@ class Region:
     start: int = 0
     """Where the root tensor begins in its storage, in elements."""
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor, offset: int, tier: Tier) -> Region:
+        """A place at `offset` for the storage of `tensor`, and for `tensor` as its root."""
+        return cls(
+            offset,
+            tensor.untyped_storage().nbytes(),
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tier,
+            int(tensor.storage_offset()),
+        )
+
 
 class CopySpan(NamedTuple):
     """One finished copy."""
@@ -168,6 +181,10 @@ class Driver(Protocol):
 
         Raises `SpillError` if that tier is a disk that cannot be used.
         """
+        ...
+
+    def limit(self, budgets: Mapping[Tier, int], /) -> None:
+        """Let lanes take at most so many bytes of the outer tiers. `hardware` sets this, too."""
         ...
 
     def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:

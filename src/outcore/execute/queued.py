@@ -127,8 +127,8 @@ class QueuedDriver:
 
     def hardware(self, budgets: Mapping[Tier, int]) -> Hardware:
         """Describe this device and the host, with the links as measured (under a second)."""
-        host = 0 if self.device.shares_memory else budgets.get(Tier.HOST, 0)
-        self.slabs.budget_bytes, self._disk_budget_bytes = host, budgets.get(Tier.DISK)
+        self.limit(budgets)
+        host = self._host_bytes(budgets)
         self._near = Hardware(
             name="this-machine",
             capacity_bytes=((Tier.DEVICE, budgets[Tier.DEVICE]), (Tier.HOST, host)),
@@ -146,6 +146,14 @@ class QueuedDriver:
             links = _both_ways(Tier.HOST, tables)
             self._near = replace(self._near, links=links, duplex=tables.duplex)
         return self._near
+
+    def limit(self, budgets: Mapping[Tier, int], /) -> None:
+        """Let slabs and the file have at most so many bytes."""
+        self.slabs.budget_bytes = self._host_bytes(budgets)
+        self._disk_budget_bytes = budgets.get(Tier.DISK)
+
+    def _host_bytes(self, budgets: Mapping[Tier, int]) -> int:
+        return 0 if self.device.shares_memory else budgets.get(Tier.HOST, 0)
 
     def _measured(self, largest_nbytes: int) -> QueueLinks:
         """Measure the links, with smaller copies if the device has little memory left."""

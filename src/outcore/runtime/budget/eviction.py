@@ -314,7 +314,7 @@ class Eviction:
         """
         regions, stop = {}, 0
         for number, tensor in enumerate(chosen.values()):
-            regions[number] = _region(tensor, stop, tier)
+            regions[number] = Region.of(tensor, stop, tier)
             stop += _blocks_bytes(tensor)
         tensors, room = list(chosen.values()), {tier: stop}
         with call(waiting, ()):  # where the call computes
@@ -401,13 +401,6 @@ def _blocks_bytes(tensor: torch.Tensor) -> int:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
-
-
-def _region(tensor: torch.Tensor, offset: int, tier: Tier) -> Region:
-    """A place at `offset` of a lane for the storage of `tensor`."""
-    nbytes, start = tensor.untyped_storage().nbytes(), int(tensor.storage_offset())
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return Region(offset, nbytes, tensor.dtype, shape, stride, tier, start)
 
 
 def _between_bytes(graph: PlannedGraph) -> int:

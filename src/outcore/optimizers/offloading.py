@@ -1,0 +1,199 @@
+"""offloading: put the state of an optimizer away, in place, and get it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import optim
+
+from outcore.errors import BudgetError, WrapError
+from outcore.execute import Driver, open_driver
+from outcore.ir.hardware import Tier
+from outcore.optimizers.checkpoints import Checkpoints
+from outcore.optimizers.parameter_state import ParameterState
+from outcore.optimizers.places import OuterTiers
+from outcore.optimizers.stepping import Stepping
+from outcore.runtime.settings.options import Options, Settings, make_options, settings_for
+from outcore.units import parse_size
+
+OptimizerT = TypeVar("OptimizerT", bound=optim.Optimizer)
+
+SLICE = "128MiB"
+"""Large enough for links to run at full speed, and small beside a step's activations."""
+
+MARK = "_wrapped_by_lr_sched"
+"""An attribute of the `step` that torch's schedulers put into an optimizer."""
+
+
+def offload_optimizer(
+    optimizer: OptimizerT,
+    *,
+    slice_size: str | int = SLICE,
+    host_budget: str | float | None = None,
+    disk_budget: str | float | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    link_limit: str | float | None = None,
+) -> OptimizerT:
+    """Keep the state of `optimizer` in a slower memory between its steps. Returns `optimizer`.
+
+    It is changed in place. Each `step` brings the state to the device a slice at a time, updates
+    that slice's parameters and moves its state away again, while the next slice comes. Parameters
+    get the same bits as without. Optimizers that are not torch's own, and LBFGS, are run whole:
+    their state comes as they read it, and goes after the step.
+
+    What is read from `optimizer.state` meanwhile comes back, and stays until the next step.
+    `state_dict` has copies of what is away: on a GPU, copies in host memory.
+
+    - `slice_size`: the state that is updated at a time: text or bytes. About three times as much is
+      on the device during `step`, or three times the state of the largest parameter.
+    - the other options are those of `Backend`. The state of a GPU's parameters goes to host memory,
+      and to the disk if that has no room; that of a CPU's to the disk. Budgets are this optimizer's
+      own.
+
+    What no slower memory has room for stays on the device, with a warning. Only tensors of 64 KiB
+    or more are moved.
+
+    Raises WrapError if it is not an optimizer of torch, if this was done already, or if its
+    parameters are on several devices, and BudgetError, OptionValueError or SpillError for options.
+    """
+    device = _device(optimizer)
+    slice_bytes = _slice_bytes(slice_size)
+    given = {
+        "host_budget": host_budget,
+        "disk_budget": disk_budget,
+        "spill_dir": spill_dir,
+        "link_limit": link_limit,
+    }
+    found = make_options(given)
+    options = Options(budget=1, **{name: getattr(found, name) for name in given})
+    settings = settings_for(options, device)
+    driver = open_driver(device, settings.spill_dir, settings.link_bytes_per_second)
+    driver.limit(_outer_budgets(settings))
+    stepping = Stepping(OuterTiers(driver, _tiers(settings, device)), device, slice_bytes)
+    remove_hooks = Checkpoints(stepping).install(optimizer)
+    step = _install(optimizer, stepping)
+    _OFFLOADED[optimizer] = _Offloaded(driver, stepping, step, remove_hooks)
+    stepping.put_away(optimizer)
+    return optimizer
+
+
+def restore_optimizer(optimizer: OptimizerT) -> OptimizerT:
+    """Undo `offload_optimizer`: bring the state back to the device. Returns `optimizer`.
+
+    Raises WrapError if the state of `optimizer` is not offloaded, and SpillError if a disk fails.
+    """
+    if optimizer not in _OFFLOADED:
+        raise WrapError(model=type(optimizer).__name__, reason="its state is not offloaded")
+    for parameter, state in list(optimizer.state.items()):
+        if isinstance(state, ParameterState):
+            optimizer.state[parameter] = dict(state)
+    _OFFLOADED.pop(optimizer).remove_from(optimizer)
+    return optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Offloaded:
+    """What was installed on an optimizer."""
+
+    driver: Driver
+    stepping: Stepping
+    step: _Step
+    remove_hooks: Callable[[], None]
+
+    def remove_from(self, optimizer: optim.Optimizer) -> None:
+        """Let the optimizer be as its class has it, and release memory and disk space."""
+        self.stepping.ended = True  # whoever has put something around our step keeps calling it
+        self.remove_hooks()
+        if vars(optimizer).get("step") is self.step:
+            del vars(optimizer)["step"]
+            if self.step.before is not None:
+                vars(optimizer)["step"] = self.step.before
+        self.driver.close()
+
+
+_OFFLOADED: WeakKeyDictionary[optim.Optimizer, _Offloaded] = WeakKeyDictionary()
+"""Optimizer -> what was installed on it."""
+
+
+class _Step:
+    """The `step` of one optimizer, like a bound method, but it does not keep the optimizer alive.
+
+    torch's schedulers put their own function around `__func__`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], optimizer: optim.Optimizer, before: Any
+    ) -> None:
+        self.__func__ = function
+        self._optimizer = ref(optimizer)
+        self.before = before
+        """What a scheduler had put there; None if none had."""
+        if before is not None:
+            setattr(self, MARK, True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        optimizer = self._optimizer()
+        assert optimizer is not None  # noqa: S101 - it has this step
+        if self.before is not None:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 - what torch's schedulers check
+        return self.__func__(optimizer, *args, **kwargs)
+
+
+def _install(optimizer: optim.Optimizer, stepping: Stepping) -> _Step:
+    """Let `optimizer.step` run `stepping`, with the optimizer's hooks around it."""
+    run = torch.compiler.disable(stepping.step)  # type: ignore[no-untyped-call]  # torch leaves it so
+    hooked = optim.Optimizer.profile_hook_step(run)
+    step = _Step(hooked, optimizer, vars(optimizer).get("step"))
+    vars(optimizer)["step"] = step
+    return step
+
+
+def _device(optimizer: object) -> torch.device:
+    """The device of the parameters. Raises WrapError if `optimizer` cannot be offloaded."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, optim.Optimizer):
+        reason = "it is not a torch.optim.Optimizer; pass the optimizer itself, not what holds it"
+        raise WrapError(model=name, reason=reason)
+    if optimizer in _OFFLOADED:
+        raise WrapError(model=name, reason="its state is offloaded already")
+    devices: set[torch.device]
+    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+    found = ", ".join(sorted(map(str, devices)))
+    if len(devices) != 1:
+        reason = f"its parameters are on {found or 'no device'}; use one optimizer for each device"
+        raise WrapError(model=name, reason=reason)
+    if found.partition(":")[0] not in {"cpu", "cuda"}:
+        raise WrapError(model=name, reason=f"outcore cannot move tensors of the device {found}")
+    before = vars(optimizer).get("step")
+    if before is not None and not _is_of_scheduler(before, optimizer):
+        reason = "its step was replaced by another function; offload it before that"
+        raise WrapError(model=name, reason=reason)
+    return devices.pop()
+
+
+def _is_of_scheduler(step: object, optimizer: optim.Optimizer) -> bool:
+    """Whether `step` is what torch's schedulers put around the step of the optimizer's class."""
+    return hasattr(step, MARK) and getattr(step, "__wrapped__", None) is type(optimizer).step
+
+
+def _slice_bytes(given: str | int) -> int:
+    try:
+        return parse_size(given, None)
+    except ValueError as error:
+        raise BudgetError(option="slice_size", value=given, reason=str(error)) from error
+
+
+def _outer_budgets(settings: Settings) -> dict[Tier, int]:
+    return {Tier.HOST: settings.host_budget_bytes, Tier.DISK: settings.disk_budget_bytes}
+
+
+def _tiers(settings: Settings, device: torch.device) -> list[Tier]:
+    """The tiers that may be used, the nearest first."""
+    outer = (Tier.DISK,) if device.type == "cpu" else (Tier.HOST, Tier.DISK)
+    budgets = _outer_budgets(settings)
+    return [tier for tier in outer if budgets[tier]]

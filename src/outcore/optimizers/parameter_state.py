@@ -1,0 +1,134 @@
+"""ParameterState: what an optimizer keeps of one parameter, of which tensors may be away."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from outcore.optimizers.places import Copy, Place
+
+LEAST_BYTES = 64 << 10
+"""Smaller tensors stay on the device: a copy of them would cost more time than it frees memory."""
+
+
+class ParameterState(MutableMapping[str, Any]):
+    """What an optimizer keeps of one parameter.
+
+    A tensor that is away comes back when it is read, and stays until the next step of the
+    optimizer. Not a dict, because C code reads dicts without asking them. Copies and pickles are
+    dicts.
+    """
+
+    __slots__ = ("__weakref__", "_homes", "_values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        """Places stand for tensors that are away."""
+        self._homes: dict[str, Place] = {}
+        """Where tensors were last, and go to again."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if isinstance(value, Place):
+            value = self._values[key] = value.read().finish()
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+        self._homes.pop(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __repr__(self) -> str:
+        here = {k: "away" if isinstance(v, Place) else v for k, v in self._values.items()}
+        return f"{type(self).__name__}({here})"
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (self.snapshot(),)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as a dict, with copies of what is away: on a GPU, copies in host memory."""
+        values = list(self._values.items())
+        return {k: v.read().finish().cpu() if isinstance(v, Place) else v for k, v in values}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors that are away, or have been."""
+        return sum(home.region.nbytes for home in self._homes.values())
+
+    def movable(self, device: torch.device, *, held: bool) -> list[str]:
+        """The keys of large tensors on `device` that nothing else refers to; with `held`, of all.
+
+        What refers to a tensor expects it to follow the steps.
+        """
+        large = [k for k, v in self._values.items() if is_plain(v) and v.device == device]
+        return [k for k in large if held or _references(self._values, k) == _references_of_one()]
+
+    def here(self) -> dict[str, Any]:
+        """What is not away."""
+        return {k: v for k, v in self._values.items() if not isinstance(v, Place)}
+
+    def has_home(self, key: str) -> bool:
+        """Whether there is a place that fits the tensor `key`, which is not away."""
+        home = self._homes.get(key)
+        return home is not None and home.fits(self._values[key])
+
+    def settle(self, key: str, home: Place) -> None:
+        """Let the tensor `key` go to `home` from now on."""
+        self._homes[key] = home
+
+    def write(self, key: str) -> Copy:
+        """Start to copy the tensor `key` to its home."""
+        return self._homes[key].write(self._values[key])
+
+    def let_go(self, key: str, copy: Copy) -> None:
+        """Once `copy` is done, let the tensor `key` be away, unless it was replaced meanwhile."""
+        copy.finish()
+        if self._values.get(key) is copy.tensor:
+            self._values[key] = copy.place
+
+    def read(self) -> dict[str, Copy]:
+        """Start to copy back what is away."""
+        return {k: v.read() for k, v in self._values.items() if isinstance(v, Place)}
+
+    def take_back(self, key: str, copy: Copy) -> None:
+        """Once `copy` is done, let the tensor `key` be on the device, if it still is away."""
+        tensor = copy.finish()
+        if self._values.get(key) is copy.place:
+            self._values[key] = tensor
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is a tensor that can be copied as bytes, and is large enough."""
+    if type(value) is not torch.Tensor or value.layout is not torch.strided:
+        return False
+    plain = not (value.requires_grad or value.is_conj() or value.is_neg())
+    return plain and value.untyped_storage().nbytes() >= LEAST_BYTES
+
+
+def _references(values: Mapping[str, Any], key: str) -> tuple[int, int, int]:
+    """How many references there are: of Python and of C++ to the tensor, and to its storage."""
+    tensor = values[key]
+    storage: Any = tensor.untyped_storage()
+    in_storage = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - it has no public name
+    return sys.getrefcount(tensor), tensor._use_count(), in_storage  # noqa: SLF001 - as above
+
+
+@cache
+def _references_of_one() -> tuple[int, int, int]:
+    """Those of a tensor that only one dict refers to."""
+    return _references({"": torch.empty(1, device="cpu")}, "")

@@ -1,0 +1,585 @@
+"""An optimizer whose state is away between steps trains as one whose state is not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim.lr_scheduler import StepLR
+
+import outcore
+from outcore import offload_optimizer, restore_optimizer
+from outcore.errors import BudgetError, InfeasibleError, OutcoreError, SpillError, WrapError
+from outcore.execute import QueuedDriver
+from outcore.execute.arena import Arena, own_arena
+from outcore.execute.disk import SpillFile
+from outcore.ir.hardware import Tier
+from outcore.measure import resident_bytes
+from outcore.optimizers import offloading
+from outcore.optimizers.parameter_state import LEAST_BYTES, ParameterState
+from outcore.optimizers.slices import INDEPENDENT
+from tests.cpu.adversarial import AdversarialDriver
+from tests.cpu.queues import LateDevice
+from tests.cpu.test_budget_kept import Tower
+from tests.cpu.training import inside
+
+WIDTH = 256
+"""Each matrix, and so each tensor of its state, has 256 KiB."""
+MATRIX_BYTES = WIDTH * WIDTH * 4
+
+Make = Callable[[Any], optim.Optimizer]
+
+OPTIMIZERS: dict[str, Make] = {
+    "ASGD": lambda p: optim.ASGD(p, lr=1e-2),
+    "Adadelta": lambda p: optim.Adadelta(p, lr=1e-2),
+    "Adafactor": lambda p: optim.Adafactor(p, lr=1e-2),
+    "Adagrad": lambda p: optim.Adagrad(p, lr=1e-2),
+    "Adam": lambda p: optim.Adam(p, lr=1e-2, amsgrad=True),
+    "AdamW": lambda p: optim.AdamW(p, lr=1e-2),
+    "AdamW of lists": lambda p: optim.AdamW(p, lr=1e-2, foreach=True),
+    "AdamW in one kernel": lambda p: optim.AdamW(p, lr=1e-2, fused=True),
+    "Adamax": lambda p: optim.Adamax(p, lr=1e-2),
+    "Muon": lambda p: optim.Muon([each for each in p if each.ndim == 2], lr=1e-2),
+    "NAdam": lambda p: optim.NAdam(p, lr=1e-2),
+    "RAdam": lambda p: optim.RAdam(p, lr=1e-2),
+    "RMSprop": lambda p: optim.RMSprop(p, lr=1e-2, momentum=0.9, centered=True),
+    "Rprop": lambda p: optim.Rprop(p, lr=1e-2),
+    "SGD": lambda p: optim.SGD(p, lr=1e-2, momentum=0.9),
+    "SGD without state": lambda p: optim.SGD(p, lr=1e-2),
+    "LBFGS": lambda p: optim.LBFGS(p, lr=1e-2, max_iter=2),
+}
+
+
+def adamw(parameters: Any) -> optim.Optimizer:
+    return optim.AdamW(parameters, lr=1e-2)
+
+
+class Training:
+    """A model and its optimizer."""
+
+    def __init__(self, make: Make = adamw, *, layers: int = 4, width: int = WIDTH) -> None:
+        torch.manual_seed(0)
+        self.model = Tower(width, layers)
+        self.optimizer: Any = make(self.model.parameters())
+        self._draws = torch.Generator().manual_seed(1)
+        self._width = width
+
+    def loss(self) -> Tensor:
+        self.optimizer.zero_grad()
+        x = torch.randn(4, self._width, generator=self._draws)
+        loss: Tensor = self.model(x).square().mean()
+        loss.backward()
+        return loss
+
+    def run(self, steps: int = 3, *, closure: bool = False) -> list[Tensor]:
+        """Do some steps; the parameters after them."""
+        for _ in range(steps):
+            if closure:
+                self.optimizer.step(self.loss)
+            else:
+                self.loss()
+                self.optimizer.step()
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+def offloaded(make: Make = adamw, slice_size: int = 1 << 20, **options: Any) -> Training:
+    training = Training(make)
+    offload_optimizer(training.optimizer, slice_size=slice_size, **options)
+    return training
+
+
+def is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(is_same(v, other[k]) for k, v in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other)
+
+
+def large_here(optimizer: optim.Optimizer) -> list[str]:
+    """What is on the device of what should be away."""
+    states = optimizer.state.values()
+    values = [s.here() if isinstance(s, ParameterState) else s for s in states]
+    tensors = [(k, v) for each in values for k, v in each.items() if isinstance(v, Tensor)]
+    return [k for k, v in tensors if v.untyped_storage().nbytes() >= LEAST_BYTES]
+
+
+def away_bytes(optimizer: optim.Optimizer) -> int:
+    return sum(s.nbytes for s in optimizer.state.values() if isinstance(s, ParameterState))
+
+
+def test_torchs_optimizers_are_all_known() -> None:
+    found = (
+        getattr(optim, name) for name in optim.__all__ if isinstance(getattr(optim, name), type)
+    )
+    classes = {each for each in found if issubclass(each, optim.Optimizer)}
+    assert classes - INDEPENDENT == {optim.Optimizer, optim.LBFGS}
+
+
+@pytest.mark.parametrize("closure", [False, True], ids=["loss", "closure"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_and_state_have_the_same_bits(name: str, *, closure: bool) -> None:
+    if name == "LBFGS" and not closure:
+        pytest.skip("LBFGS needs a closure")
+    plain, away = Training(OPTIMIZERS[name]), offloaded(OPTIMIZERS[name])
+    expected, found = plain.run(closure=closure), away.run(closure=closure)
+    assert is_same(found, expected)
+    assert not large_here(away.optimizer)
+    if name not in {"SGD without state", "Adafactor"}:  # whose state is small
+        assert away_bytes(away.optimizer) >= 4 * MATRIX_BYTES
+    assert is_same(away.optimizer.state_dict(), plain.optimizer.state_dict())
+    assert not large_here(away.optimizer)
+
+
+def test_sparse_adam() -> None:
+    def train(*, away: bool) -> Any:
+        torch.manual_seed(0)
+        table = nn.Embedding(1000, 64, sparse=True)
+        optimizer = optim.SparseAdam(list(table.parameters()))
+        if away:
+            offload_optimizer(optimizer)
+        for i in range(3):
+            optimizer.zero_grad()
+            table(torch.arange(i, 100, 7)).square().sum().backward()
+            optimizer.step()
+        assert bool(large_here(optimizer)) is not away
+        return table.weight.detach(), optimizer.state_dict()
+
+    assert is_same(train(away=True), train(away=False))
+
+
+@pytest.mark.parametrize("slice_size", [1, 3 * MATRIX_BYTES, 1 << 30])
+def test_any_slice(slice_size: int) -> None:
+    assert is_same(offloaded(slice_size=slice_size).run(), Training().run())
+
+
+def test_only_a_few_slices_are_on_the_device_at_a_time() -> None:
+    arena = own_arena()
+    if not isinstance(arena, Arena):
+        pytest.skip("nobody counts without the arena")
+
+    def peak_bytes(make: Callable[[Any], Any]) -> int:
+        training = Training(adamw, layers=24)
+        make(training.optimizer)
+        peak = 0
+        for _ in range(3):
+            training.loss()
+            gc.collect()
+            before = arena.figures().live_bytes
+            arena.peak_bytes(anew=True)
+            training.optimizer.step()
+            peak = max(peak, arena.peak_bytes(anew=False) - before)
+        return peak
+
+    state_bytes = 2 * 24 * MATRIX_BYTES
+    assert peak_bytes(lambda _: None) >= state_bytes
+    found = peak_bytes(lambda o: offload_optimizer(o, slice_size=2 * MATRIX_BYTES))
+    # Three slices, and the temporary tensors of AdamW.
+    assert found <= 3 * 2 * MATRIX_BYTES + 4 * MATRIX_BYTES + (64 << 10)
+
+
+class TestCopiesAreOrdered:
+    """With drivers whose copies are as late as they may be."""
+
+    @pytest.fixture(params=[True, False], ids=["stream", "no stream"])
+    def adversarial(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> AdversarialDriver:
+        driver = AdversarialDriver(stream_order=request.param)
+        monkeypatch.setattr(offloading, "open_driver", lambda *_: driver)
+        return driver
+
+    def test_late(self, adversarial: AdversarialDriver) -> None:
+        away = offloaded(slice_size=2 * MATRIX_BYTES)
+        assert is_same(away.run(5), Training().run(5))
+        assert adversarial.lanes
+
+    @pytest.mark.parametrize("host_budget", [1 << 30, 8 * MATRIX_BYTES, 5 * MATRIX_BYTES])
+    def test_queues(
+        self, host_budget: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        device = LateDevice()
+        driver = QueuedDriver(device, tmp_path)
+        monkeypatch.setattr(offloading, "open_driver", lambda *_: driver)
+        monkeypatch.setattr(offloading, "_tiers", lambda *_: [Tier.HOST, Tier.DISK])
+        away = offloaded(slice_size=2 * MATRIX_BYTES, host_budget=host_budget)
+        assert is_same(away.run(5), Training().run(5))
+        assert not large_here(away.optimizer)
+        assert bool(driver.disk_bytes_written()) is (host_budget < 1 << 30)
+        restore_optimizer(away.optimizer)
+        assert is_same(away.run(), Training().run(8))
+
+
+class TestReading:
+    """What is read between steps."""
+
+    def test_comes_back_and_stays_until_the_next_step(self) -> None:
+        plain, away = Training(), offloaded()
+        for training in (plain, away):
+            training.run()
+            state = training.optimizer.state[training.model.layers[0].weight]
+            assert state["exp_avg"].shape == (WIDTH, WIDTH)
+            state["exp_avg"].zero_()
+            state["exp_avg_sq"] = torch.ones(WIDTH, WIDTH)
+        assert len(large_here(away.optimizer)) == 2
+        del state
+        assert is_same(away.run(), plain.run())
+        assert not large_here(away.optimizer)
+
+    def test_what_is_held_elsewhere_stays(self) -> None:
+        plain, away = Training(), offloaded()
+        held = []
+        for training in (plain, away):
+            training.run(1)
+            state = training.optimizer.state[training.model.layers[1].weight]
+            held.append((state["exp_avg"], state["exp_avg_sq"][0]))
+        assert is_same(away.run(), plain.run())
+        assert is_same(held[1], held[0])  # they followed the steps
+        assert sorted(large_here(away.optimizer)) == ["exp_avg", "exp_avg_sq"]
+        del held
+        assert is_same(away.run(1), plain.run(1))
+        assert not large_here(away.optimizer)
+
+    def test_states_are_mappings(self) -> None:
+        away = offloaded()
+        away.run()
+        state = away.optimizer.state[away.model.layers[0].weight]
+        assert isinstance(state, ParameterState)
+        assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
+        assert len(state) == 3
+        assert "exp_avg" in state
+        assert "max_exp_avg_sq" not in state
+        assert "away" in repr(state)
+        assert len(large_here(away.optimizer)) == 0
+        copies: list[object] = [copy.copy(state), copy.deepcopy(state)]
+        assert all(type(each) is dict for each in copies)
+        assert is_same(pickle.loads(pickle.dumps(state)), dict(state))
+        assert {**state}.keys() == state.keys()
+        assert state.pop("exp_avg").shape == (WIDTH, WIDTH)
+        assert "exp_avg" not in state
+
+    def test_copies_are_plain(self) -> None:
+        away = offloaded()
+        away.run()
+        for copied in (
+            copy.deepcopy(away.optimizer),
+            pickle.loads(pickle.dumps(away.optimizer)),
+        ):
+            assert type(copied) is optim.AdamW
+            assert "step" not in vars(copied)
+            assert all(type(state) is dict for state in copied.state.values())
+            assert is_same(copied.state_dict(), away.optimizer.state_dict())
+
+
+class TestCheckpoints:
+    """`state_dict` and `load_state_dict`."""
+
+    @pytest.mark.parametrize("into", [offloaded, Training])
+    @pytest.mark.parametrize("of", [offloaded, Training])
+    def test_go_from_one_to_the_other(
+        self, of: Callable[[], Training], into: Callable[[], Training]
+    ) -> None:
+        expected = Training().run(6)
+        first, second = of(), into()
+        first.run(3)
+        file = io.BytesIO()
+        torch.save(first.optimizer.state_dict(), file)
+        file.seek(0)
+        second.run(3)
+        second.optimizer.load_state_dict(torch.load(file))
+        assert is_same(second.optimizer.state_dict(), first.optimizer.state_dict())
+        assert bool(large_here(second.optimizer)) is (into is Training)
+        assert is_same(second.run(3), expected)
+
+    def test_are_cast_as_torch_does(self) -> None:
+        single, plain, away = Training(), Training(), offloaded()
+        single.run()
+        for training in (plain, away):
+            training.model.bfloat16()
+            training.optimizer.load_state_dict(single.optimizer.state_dict())
+        assert is_same(away.optimizer.state_dict(), plain.optimizer.state_dict())
+        assert not large_here(away.optimizer)
+
+    def test_are_loaded_in_slices(self) -> None:
+        arena = own_arena()
+        if not isinstance(arena, Arena):
+            pytest.skip("nobody counts without the arena")
+        state = Training(layers=24)
+        state.run(1)
+        saved = state.optimizer.state_dict()
+        for values in saved["state"].values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                values[key] = values[key].double()  # a copy is needed
+        away = Training(layers=24)
+        offload_optimizer(away.optimizer, slice_size=2 * MATRIX_BYTES)
+        before = arena.figures().live_bytes
+        arena.peak_bytes(anew=True)
+        away.optimizer.load_state_dict(saved)
+        assert arena.peak_bytes(anew=False) - before <= 4 * MATRIX_BYTES + (64 << 10)
+        assert not large_here(away.optimizer)
+        assert is_same(away.optimizer.state_dict(), state.optimizer.state_dict())
+
+    def test_that_do_not_fit_change_nothing(self) -> None:
+        away, other = offloaded(), Training(layers=2)
+        away.run()
+        with pytest.raises(ValueError, match="doesn't match the size"):
+            away.optimizer.load_state_dict(other.optimizer.state_dict())
+        assert is_same(away.run(), Training().run(6))
+
+
+class TestSchedulersAndHooks:
+    """What else torch puts around a step."""
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("before", [False, True])
+    def test_schedulers(self, *, before: bool) -> None:
+        plain, away = Training(), Training()
+        schedulers = [StepLR(plain.optimizer, 2)]
+        if before:
+            schedulers.append(StepLR(away.optimizer, 2))
+        offload_optimizer(away.optimizer)
+        if not before:
+            schedulers.append(StepLR(away.optimizer, 2))
+        for _ in range(5):
+            expected, found = plain.run(1), away.run(1)
+            assert is_same(found, expected)
+            for scheduler in schedulers:
+                scheduler.step()
+        assert away.optimizer.param_groups[0]["lr"] == plain.optimizer.param_groups[0]["lr"]
+        restore_optimizer(away.optimizer)
+        assert is_same(away.run(), plain.run())
+
+    def test_hooks_run_once_a_step(self) -> None:
+        away = offloaded(slice_size=1)
+        seen = []
+        away.optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        away.optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        away.run(2)
+        assert seen == ["before", "after"] * 2
+
+    def test_another_step_of_its_own_is_refused(self) -> None:
+        optimizer = Training().optimizer
+        optimizer.step = lambda *_: None
+        with pytest.raises(WrapError, match="its step was replaced"):
+            offload_optimizer(optimizer)
+
+    def test_the_loss_is_returned(self) -> None:
+        plain, away = Training(), offloaded()
+        assert torch.equal(plain.optimizer.step(plain.loss), away.optimizer.step(away.loss))
+
+
+class TestGroups:
+    """Parameters that come, go and have no gradients."""
+
+    def test_settings_differ_between_groups(self) -> None:
+        def make(parameters: Any) -> optim.Optimizer:
+            given = list(parameters)
+            groups = [{"params": given[:3], "lr": 0.1}, {"params": given[3:], "weight_decay": 0.5}]
+            return optim.AdamW(groups, lr=1e-3)
+
+        away = offloaded(make, slice_size=1)
+        groups = away.optimizer.param_groups
+        assert is_same(away.run(), Training(make).run())
+        assert away.optimizer.param_groups is groups
+        assert [len(group["params"]) for group in groups] == [3, 5]
+
+    def test_gradients_are_missing_in_some_steps(self) -> None:
+        found = []
+        for training in (Training(), offloaded(slice_size=1)):
+            for step in range(4):
+                training.loss()
+                training.model.layers[step].weight.grad = None
+                training.optimizer.step()
+            training.optimizer.zero_grad()
+            training.optimizer.step()  # nothing to do
+            found.append(training.run())
+        assert is_same(*found)
+
+    def test_a_group_is_added(self) -> None:
+        found = []
+        for away in (False, True):
+            training = Training(lambda p: optim.AdamW(list(p)[:4], lr=1e-2))
+            if away:
+                offload_optimizer(training.optimizer)
+            training.run()
+            training.optimizer.add_param_group({"params": list(training.model.parameters())[4:]})
+            found.append(training.run())
+        assert is_same(*found)
+        assert not large_here(training.optimizer)
+
+
+class TestFailures:
+    """What goes wrong in the middle."""
+
+    def test_no_room(self) -> None:
+        away = offloaded(disk_budget=5 * MATRIX_BYTES, slice_size=MATRIX_BYTES)
+        with pytest.warns(UserWarning, match="some of the state of AdamW stays on the device"):
+            found = away.run()
+        assert is_same(found, Training().run())
+        assert large_here(away.optimizer)
+        assert 0 < away_bytes(away.optimizer) <= 5 * MATRIX_BYTES
+
+    @pytest.mark.filterwarnings("ignore:outcore. some of the state")
+    def test_no_disk(self) -> None:
+        away = offloaded(disk_budget=0)
+        assert is_same(away.run(), Training().run())
+        assert not away_bytes(away.optimizer)
+
+    def test_what_cannot_be_written_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        away = offloaded(slice_size=1)
+        away.run(1)
+
+        def fail(*_: Any) -> Iterator[int]:
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SpillFile, "write", fail)
+            with pytest.warns(UserWarning, match="Input/output error"):
+                away.run(2)
+        assert large_here(away.optimizer)
+        assert is_same(away.run(), Training().run(6))
+        assert not large_here(away.optimizer)
+
+    def test_what_cannot_be_read_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        away = offloaded(slice_size=1)
+        away.run(1)
+
+        def fail(*_: Any) -> Iterator[int]:
+            raise OSError(5, "Input/output error")
+
+        away.loss()
+        with monkeypatch.context() as patch:
+            patch.setattr(SpillFile, "read", fail)
+            with pytest.raises(SpillError, match="Input/output error"):
+                away.optimizer.step()
+        away.optimizer.step()
+        assert is_same(away.run(1), Training().run(3))
+
+    def test_an_update_that_raises_can_be_done_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        away = offloaded(slice_size=1)
+        away.run(1)
+        away.loss()
+        groups = away.optimizer.param_groups
+        hooked: Any = optim.AdamW.step
+        plain = hooked.__wrapped__
+        calls = []
+
+        def fail(optimizer: optim.Optimizer, *args: Any) -> Any:
+            calls.append(optimizer.param_groups[0]["params"])
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return plain(optimizer, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(hooked, "__wrapped__", fail)
+            with pytest.raises(KeyboardInterrupt):
+                away.optimizer.step()
+        assert away.optimizer.param_groups is groups
+        updated = {id(p) for each in calls[:3] for p in each}
+        for parameter in away.model.parameters():
+            if id(parameter) in updated:
+                parameter.grad = None
+        away.optimizer.step()
+        assert is_same(away.run(1), Training().run(3))
+
+
+class TestRestoring:
+    """What `restore_optimizer` undoes, and what is released with an optimizer."""
+
+    def test_all_is_as_before(self) -> None:
+        away = offloaded()
+        away.run()
+        assert restore_optimizer(away.optimizer) is away.optimizer
+        assert "step" not in vars(away.optimizer)
+        assert all(type(state) is dict for state in away.optimizer.state.values())
+        assert is_same(away.run(), Training().run(6))
+        offload_optimizer(away.optimizer)
+        assert not large_here(away.optimizer)
+        assert is_same(away.run(), Training().run(9))
+
+    def test_it_must_be_offloaded(self) -> None:
+        optimizer = Training().optimizer
+        with pytest.raises(WrapError, match="AdamW: its state is not offloaded"):
+            restore_optimizer(optimizer)
+        offload_optimizer(optimizer)
+        with pytest.raises(WrapError, match="its state is offloaded already"):
+            offload_optimizer(optimizer)
+
+    def test_optimizers_are_collected(self) -> None:
+        away = offloaded()
+        away.run()
+        driver = offloading._OFFLOADED[away.optimizer].driver
+        states = [s for s in away.optimizer.state.values() if isinstance(s, ParameterState)]
+        lanes: list[Any] = [state._homes["exp_avg"].room.lane for state in states]
+        ended = weakref.ref(away.optimizer)
+        assert all(lane._open for lane in lanes)
+        del states
+        away.optimizer.state.clear()
+        assert not any(lane._open for lane in lanes)
+        assert driver.disk_bytes_written()
+        del away, driver, lanes
+        assert ended() is None
+
+
+class TestOptions:
+    """Wrong arguments."""
+
+    @pytest.mark.parametrize(
+        ("given", "kind", "words"),
+        [
+            ({"slice_size": "large"}, BudgetError, "slice_size"),
+            ({"slice_size": 0}, BudgetError, "slice_size"),
+            ({"disk_budget": "-1"}, BudgetError, "disk_budget"),
+            ({"spill_dir": "/nowhere"}, SpillError, "/nowhere"),
+        ],
+    )
+    def test_values(self, given: dict[str, Any], kind: type[OutcoreError], words: str) -> None:
+        optimizer = Training().optimizer
+        with pytest.raises(kind, match=words):
+            offload_optimizer(optimizer, **given)
+        offload_optimizer(optimizer)
+
+    def test_other_objects(self) -> None:
+        with pytest.raises(WrapError, match=r"Tower: it is not a torch\.optim\.Optimizer"):
+            offload_optimizer(Tower())  # type: ignore[type-var]  # that is the point
+
+    def test_other_devices(self) -> None:
+        on_meta = optim.SGD([nn.Parameter(torch.empty(3, device="meta"))])
+        with pytest.raises(WrapError, match="device meta"):
+            offload_optimizer(on_meta)
+        both = optim.SGD([nn.Parameter(torch.empty(3, device=d)) for d in ("meta", "cpu")])
+        with pytest.raises(WrapError, match="cpu, meta"):
+            offload_optimizer(both)
+
+
+def test_a_budget_that_the_state_would_exceed() -> None:
+    def train(budget: int, *, away: bool) -> list[Tensor]:
+        torch._dynamo.reset()
+        training = Training()
+        if away:
+            offload_optimizer(training.optimizer, slice_size=MATRIX_BYTES)
+        outcore.wrap(training.model, budget, strict=True, policy="recompute-all")
+        found = training.run(8)
+        inside(outcore.handle(training.model).report())
+        outcore.unwrap(training.model)
+        return found
+
+    gc.collect()
+    weights = 4 * MATRIX_BYTES
+    budget = int(3.2 * weights)  # parameters and gradients take 2, the state 2 more
+    base = resident_bytes(torch.device("cpu"))
+    with pytest.raises(InfeasibleError):
+        train(base + budget, away=False)
+    found = train(base + budget, away=True)
+    assert is_same(found, Training().run(8))
