@@ -11,6 +11,8 @@ class Scale:
 
     workload: str
     """The network of `worth`, `fused`, `honest` and `quick` (see `workloads`)."""
+    text_workload: str
+    """The network of `optimizer`."""
     idle_workloads: tuple[str, ...]
     """The networks of `idle`."""
     cases: tuple[str, ...]
@@ -39,6 +41,7 @@ class Scale:
 
 FULL = Scale(
     workload="resnet50-b16-224",
+    text_workload="gpt2-b1-256",
     idle_workloads=("resnet50-b16-224",),
     cases=(),
     shares=(0.8, 0.5, 0.3),
@@ -54,6 +57,7 @@ FULL = Scale(
 
 SMALL = Scale(
     workload="small-resnet-b16-64",
+    text_workload="small-gpt2-b2-64",
     idle_workloads=(),
     cases=("two-heads",),
     shares=(0.5,),

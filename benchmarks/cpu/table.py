@@ -8,6 +8,7 @@ from benchmarks.cpu.fused import fused
 from benchmarks.cpu.honest import honest
 from benchmarks.cpu.idle import idle
 from benchmarks.cpu.leak import leak
+from benchmarks.cpu.optimizer import optimizer
 from benchmarks.cpu.quick import quick
 from benchmarks.cpu.rivals import rivals
 from benchmarks.cpu.scale import Scale
@@ -24,6 +25,7 @@ _ROWS = (
     Benchmark("fused", "fused kernels under a budget, beside torch's compiler", fused),
     Benchmark("idle", "what it costs where everything fits", idle),
     Benchmark("beyond", "a step that the machine's memory does not hold", beyond),
+    Benchmark("optimizer", "an optimizer's state on the disk between its steps", optimizer),
     Benchmark("leak", "memory over many steps, and without backward", leak),
     Benchmark("exact", "bitwise equal results, inside the budget", exact),
 )

@@ -31,7 +31,7 @@ def make_step(name: str, seed: int = 0) -> Step:
         return _WORKLOADS[name]()
     sized = _SIZED.fullmatch(name)
     if sized is not None:
-        return _step(network(sized["network"]), int(sized["batch"]), int(sized["size"]))
+        return _step(network(sized["network"]), int(sized["batch"]), size=int(sized["size"]))
     return _case(name)
 
 
@@ -49,8 +49,8 @@ def _case(name: str) -> Step:
     return Step(*{case.name: case for case in CASES}[name].make())
 
 
-def _step(spec: NetworkSpec, batch: int, size: int) -> Step:
-    sample = spec.batch(batch, size=size)
+def _step(spec: NetworkSpec, batch: int, **sizes: int) -> Step:
+    sample = spec.batch(batch, **sizes)
     return Step(
         spec.build(), sample.inputs, lambda outputs: spec.criterion(outputs, sample.targets)
     )
@@ -60,5 +60,7 @@ _SIZED = re.compile(r"(?P<network>[a-z0-9-]+)-b(?P<batch>\d+)-(?P<size>\d+)")
 """A network of outcore, its batch, and the width of its images."""
 
 _WORKLOADS: dict[str, Callable[[], Step]] = {
-    "small-resnet-b16-64": lambda: _step(network("resnet50").small, 16, 64),
+    "small-resnet-b16-64": lambda: _step(network("resnet50").small, 16, size=64),
+    "gpt2-b1-256": lambda: _step(network("gpt2"), 1, length=256),
+    "small-gpt2-b2-64": lambda: _step(network("gpt2").small, 2, length=64),
 }

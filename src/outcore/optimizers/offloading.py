@@ -87,13 +87,18 @@ def restore_optimizer(optimizer: OptimizerT) -> OptimizerT:
 
     Raises WrapError if the state of `optimizer` is not offloaded, and SpillError if a disk fails.
     """
-    if optimizer not in _OFFLOADED:
+    if not is_offloaded(optimizer):
         raise WrapError(model=type(optimizer).__name__, reason="its state is not offloaded")
     for parameter, state in list(optimizer.state.items()):
         if isinstance(state, ParameterState):
             optimizer.state[parameter] = dict(state)
     _OFFLOADED.pop(optimizer).remove_from(optimizer)
     return optimizer
+
+
+def is_offloaded(optimizer: optim.Optimizer) -> bool:
+    """Whether `offload_optimizer` was called for `optimizer`, and not undone."""
+    return optimizer in _OFFLOADED
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,7 @@ def _device(optimizer: object) -> torch.device:
     if not isinstance(optimizer, optim.Optimizer):
         reason = "it is not a torch.optim.Optimizer; pass the optimizer itself, not what holds it"
         raise WrapError(model=name, reason=reason)
-    if optimizer in _OFFLOADED:
+    if is_offloaded(optimizer):
         raise WrapError(model=name, reason="its state is offloaded already")
     devices: set[torch.device]
     devices = {p.device for group in optimizer.param_groups for p in group["params"]}

@@ -15,6 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from outcore.optimizers import is_offloaded
 from outcore.preflight.step import no_memory
 
 SOME = {bool: False, int: 1, float: 0.5}
@@ -45,8 +46,9 @@ class OptimizerState:
 def held_for(model: nn.Module) -> OptimizerState:
     """The optimizers of a model's parameters, and the bytes of their states.
 
-    Optimizers of torch are measured without memory. outcore does not call the code of others: it
-    counts what they hold, which is everything only if each parameter has its state already.
+    Optimizers of torch are measured without memory; those that are offloaded hold what they hold
+    now. outcore does not call the code of others: it counts what they hold, which is everything
+    only if each parameter has its state already.
     """
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     names, unknown, total = [], [], 0
@@ -72,6 +74,8 @@ def _bytes(
 ) -> tuple[int, bool]:
     """Bytes of the states, and whether that is all that there will be."""
     there = [_tensor_bytes(optimizer.state.get(p, {})) for _, p in own]
+    if is_offloaded(optimizer):
+        return sum(there), True
     if isinstance(optimizer, LBFGS):  # its one state, at its first parameter, is for all of them
         history = own[0][0]["history_size"]
         return max(sum(there), (2 * history + LATEST) * sum(p.nbytes for _, p in own)), True
