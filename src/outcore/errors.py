@@ -170,9 +170,7 @@ class InfeasibleError(OutcoreError, RuntimeError):
             under, another = f" under the plan in {self.plan_file}", ", another plan"
         least = "at least " if self.at_least else ""
         others = self.floor_bytes - self.needed_bytes
-        much = others * MUCH_DIVISOR >= self.floor_bytes
-        beside = f", plus {format_bytes(others)} held outside the graph ({OUTSIDE})" if much else ""
-        state = ", outcore.offload_optimizer for optimizer state"
+        beside = f", plus {format_bytes(others)} held outside the graph ({OUTSIDE})"
         advice = f'try "{spell_size(self.floor_bytes)}" or more'
         if self.at_least:
             advice = (
@@ -188,9 +186,9 @@ class InfeasibleError(OutcoreError, RuntimeError):
         return (
             f"no plan fits a {self.tier} budget of {_both(self.budget_bytes)}: "
             f"{self.op} needs {_both(self.needed_bytes)} at once{under}"
-            f"{beside}, "
+            f"{beside * (others * MUCH_DIVISOR >= self.floor_bytes)}, "
             f"and the smallest feasible budget is {least}{_both(self.floor_bytes)}; "
-            f"{advice}{another}{state * (much and self.tier == 'device')}{smaller}"
+            f"{advice}{another}{smaller}"
         )
 
 

@@ -27,6 +27,7 @@ from outcore.measure import resident_bytes
 from outcore.optimizers import offloading
 from outcore.optimizers.parameter_state import LEAST_BYTES, ParameterState
 from outcore.optimizers.slices import INDEPENDENT
+from outcore.preflight.optimizers import OptimizerState, held_for
 from tests.cpu.adversarial import AdversarialDriver
 from tests.cpu.queues import LateDevice
 from tests.cpu.test_budget_kept import Tower
@@ -561,6 +562,34 @@ class TestOptions:
         both = optim.SGD([nn.Parameter(torch.empty(3, device=d)) for d in ("meta", "cpu")])
         with pytest.raises(WrapError, match="cpu, meta"):
             offload_optimizer(both)
+
+
+def test_estimates_count_no_state() -> None:
+    training = Training()
+    assert held_for(training.model).nbytes >= 8 * MATRIX_BYTES  # what it will have
+    offload_optimizer(training.optimizer)
+    assert held_for(training.model) == OptimizerState(("AdamW",), 0)
+    training.run(1)
+    assert held_for(training.model).nbytes < MATRIX_BYTES
+
+
+def test_errors_name_the_state() -> None:
+    notes = []
+    for away in (False, True):
+        torch._dynamo.reset()
+        training = Training()
+        if away:
+            offload_optimizer(training.optimizer)
+        training.run(1)
+        outcore.wrap(training.model, 1 << 20, strict=True)
+        with pytest.raises(InfeasibleError) as caught:
+            training.run(1)
+        notes.append(" ".join(getattr(caught.value, "__notes__", ())))
+        outcore.unwrap(training.model)
+        del caught
+    assert "the state of AdamW takes 2.01 MiB of the memory" in notes[0]
+    assert "outcore.offload_optimizer(optimizer) keeps it" in notes[0]
+    assert "the state of" not in notes[1]
 
 
 def test_a_budget_that_the_state_would_exceed() -> None:

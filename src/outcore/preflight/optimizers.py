@@ -1,8 +1,7 @@
-"""optimizers: find a model's optimizers among the process's objects, and what they hold."""
+"""optimizers: what the optimizers of a model hold, or will hold."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from outcore.optimizers import is_offloaded
+from outcore.optimizers.of_model import optimizers_of, state_bytes
 from outcore.preflight.step import no_memory
 
 SOME = {bool: False, int: 1, float: 0.5}
@@ -50,30 +49,21 @@ def held_for(model: nn.Module) -> OptimizerState:
     now. outcore does not call the code of others: it counts what they hold, which is everything
     only if each parameter has its state already.
     """
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
     names, unknown, total = [], [], 0
-    for each in gc.get_objects():
-        if issubclass(type(each), Optimizer) and not _is_around_another(each):
-            own = [(g, p) for g in each.param_groups for p in g["params"] if id(p) in trained]
-            if own:
-                name = type(each).__name__
-                nbytes, is_all = _bytes(each, own)
-                names.append(name)
-                unknown += [] if is_all else [name]
-                total += nbytes
+    for optimizer, own in optimizers_of(model):
+        name = type(optimizer).__name__
+        nbytes, is_all = _bytes(optimizer, own)
+        names.append(name)
+        unknown += [] if is_all else [name]
+        total += nbytes
     return OptimizerState(tuple(names), total, tuple(unknown))
-
-
-def _is_around_another(optimizer: Optimizer) -> bool:
-    """Whether this is a wrapper that shows the state of the inner optimizer, like Accelerate's."""
-    return isinstance(getattr(optimizer, "optimizer", None), Optimizer)
 
 
 def _bytes(
     optimizer: Optimizer, own: list[tuple[dict[str, Any], nn.Parameter]]
 ) -> tuple[int, bool]:
     """Bytes of the states, and whether that is all that there will be."""
-    there = [_tensor_bytes(optimizer.state.get(p, {})) for _, p in own]
+    there = [state_bytes(optimizer.state.get(p, {})) for _, p in own]
     if is_offloaded(optimizer):
         return sum(there), True
     if isinstance(optimizer, LBFGS):  # its one state, at its first parameter, is for all of them
@@ -117,7 +107,7 @@ def _measured(kind: type, group: dict[str, Any], like: nn.Parameter) -> int | No
             parameter.grad = torch.zeros_like(parameter, layout=layout)
             optimizer = kind([parameter], **options)
             optimizer.step()
-            return _tensor_bytes(optimizer.state[parameter])
+            return state_bytes(optimizer.state[parameter])
     return None
 
 
@@ -135,9 +125,3 @@ class SomeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
             dtype = args[0].dtype
             return SOME[bool if dtype == torch.bool else float if dtype.is_floating_point else int]
         return func(*args, **(kwargs or {}))
-
-
-def _tensor_bytes(state: Any) -> int:
-    """Bytes of the tensors of a state, without counts of steps, which have no dimensions."""
-    leaves = tree_leaves(state)
-    return sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor) and t.ndim)

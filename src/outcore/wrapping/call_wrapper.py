@@ -14,8 +14,10 @@ from torch._dynamo import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from outcore.capture import must_run_uncompiled
-from outcore.errors import InfeasibleError, NotEngagedError
+from outcore.errors import MUCH_DIVISOR, InfeasibleError, NotEngagedError
+from outcore.optimizers.of_model import offloadable
 from outcore.runtime.backend import Backend
+from outcore.units import format_bytes
 from outcore.wrapping import compiled
 from outcore.wrapping.compiled import Compiled, run_plain, users_frames, users_level
 from outcore.wrapping.frozen import WATCHED, requires_gradient
@@ -26,6 +28,7 @@ from outcore.wrapping.notes import (
     OTHERS,
     PLAIN_SO_FAR,
     RAN_UNCOMPILED,
+    STATE,
     UNCALLED,
     UNCOMPILED,
     UNSEEN,
@@ -175,6 +178,7 @@ class CallWrapper:
             if compiled.skipped() > skipped:
                 self._compiled.take_skipped(model)
             self._name_others(error)
+            _name_state(model, error)
             cumulative = _cumulative(model)
             if cumulative:
                 error.add_note(CUMULATIVE.format(names=listed(cumulative)))
@@ -308,6 +312,13 @@ def _seen(backend: Backend) -> int:
 def _trains(model: nn.Module) -> bool:
     """Whether `model` has parameters to train."""
     return any(p.requires_grad for p in model.parameters())
+
+
+def _name_state(model: nn.Module, error: InfeasibleError) -> None:
+    """Add a note if the state of optimizers is much of what the budget would have to hold."""
+    names, nbytes = offloadable(model)
+    if nbytes * MUCH_DIVISOR >= error.floor_bytes:
+        error.add_note(STATE.format(names=listed(names), size=format_bytes(nbytes)))
 
 
 def _cumulative(model: nn.Module) -> list[str]:

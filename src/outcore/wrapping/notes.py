@@ -19,6 +19,11 @@ OTHERS = (
     "hold: wrap models that train together in one outcore.session, and unwrap those that are done"
 )
 
+STATE = (
+    "outcore: the state of {names} takes {size} of the memory that is held outside the graph. "
+    "outcore.offload_optimizer(optimizer) keeps it in a slower memory between the steps"
+)
+
 UNSEEN = (
     "a training call reached no graph: torch.compile ran it as plain PyTorch, as it does once it "
     "has compiled a function too often or met code that it cannot compile, and the budget does not "

@@ -1,0 +1,48 @@
+"""of_model: find a model's optimizers among the process's objects."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from outcore.optimizers.offloading import is_offloaded
+
+
+def optimizers_of(
+    model: nn.Module,
+) -> Iterator[tuple[Optimizer, list[tuple[dict[str, Any], nn.Parameter]]]]:
+    """The optimizers of the parameters that `model` trains, with these and their groups."""
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    for each in gc.get_objects():
+        if issubclass(type(each), Optimizer) and not _is_around_another(each):
+            own = [(g, p) for g in each.param_groups for p in g["params"] if id(p) in trained]
+            if own:
+                yield each, own
+
+
+def _is_around_another(optimizer: Optimizer) -> bool:
+    """Whether this is a wrapper that shows the state of the inner optimizer, like Accelerate's."""
+    return isinstance(getattr(optimizer, "optimizer", None), Optimizer)
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of the tensors of one state, without counts of steps, which have no dimensions."""
+    leaves = tree_leaves(state)
+    return sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor) and t.ndim)
+
+
+def offloadable(model: nn.Module) -> tuple[list[str], int]:
+    """The optimizers of `model` with a state that is not offloaded: classes, and bytes."""
+    names, total = [], 0
+    for optimizer, own in optimizers_of(model):
+        nbytes = sum(state_bytes(optimizer.state.get(p, {})) for _, p in own)
+        if nbytes and not is_offloaded(optimizer):
+            names.append(type(optimizer).__name__)
+            total += nbytes
+    return names, total
