@@ -35,20 +35,6 @@ DEFAULT_POLICY = "search"
 AUTO = "auto"
 """The budget is what is free for this process."""
 
-ENVIRONMENT = {
-    "budget": "OUTCORE_BUDGET",
-    "policy": "OUTCORE_POLICY",
-    "spill_dir": "OUTCORE_SPILL_DIR",
-    "host_budget": "OUTCORE_HOST_BUDGET",
-    "disk_budget": "OUTCORE_DISK_BUDGET",
-    "link_limit": "OUTCORE_LINK_LIMIT",
-    "drift": "OUTCORE_DRIFT",
-    "plan": "OUTCORE_PLAN",
-    "overrides": "OUTCORE_OVERRIDES",
-    "fuse": "OUTCORE_FUSE",
-    "strict": "OUTCORE_STRICT",
-}
-
 PREFIX = "OUTCORE_"
 
 ALIKE = 0.8
@@ -115,6 +101,10 @@ class Options:
     overrides: str | os.PathLike[str] | None = None
     fuse: bool = False
     strict: bool = False
+
+
+ENVIRONMENT = {f.name: PREFIX + f.name.upper() for f in fields(Options)}
+"""Option -> the environment variable that sets it."""
 
 
 class Keywords(TypedDict, total=False):
