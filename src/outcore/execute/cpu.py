@@ -173,8 +173,7 @@ class CpuDriver:
     ) -> None:
         self.generator = torch.default_generator
         self.clock = WallClock()
-        self.malloc = own_malloc()
-        """How malloc was set up, for reports."""
+        own_malloc()
         self.arena = own_arena()
         """The allocator that serves torch's CPU tensors, or why there is none."""
         self.on_copy: OnCopy | None = None

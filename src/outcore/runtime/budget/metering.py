@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from weakref import WeakMethod, ref
 
 import torch
@@ -52,8 +52,7 @@ class Metering:
 
         None if no such step was metered.
         """
-        known = (s.peaks.step_bytes for s in self._registry.statuses())
-        return max((nbytes for nbytes in known if nbytes is not None), default=None)
+        return _most(s.peaks.step_bytes for s in self._registry.statuses())
 
     @property
     def after_bytes(self) -> int | None:
@@ -61,8 +60,7 @@ class Metering:
 
         Or to a report before that, if each of them ended with one. None if none was metered.
         """
-        known = (s.peaks.after_bytes for s in self._registry.statuses())
-        return max((nbytes for nbytes in known if nbytes is not None), default=None)
+        return _most(s.peaks.after_bytes for s in self._registry.statuses())
 
     def wants_peak(self, graph: PlannedGraph) -> bool:
         """Whether a planned step of `graph` should be metered for its peak.
@@ -148,8 +146,7 @@ class Metering:
                 peaks = graph.status.peaks
                 peaks.step_bytes = metered.peak_bytes
                 if settled:
-                    known = (peaks.after_bytes, metered.after_bytes)
-                    peaks.after_bytes = max(n for n in known if n is not None)
+                    peaks.after_bytes = _most((peaks.after_bytes, metered.after_bytes))
                     peaks.after_is_whole = not (early or metered.cut)
         return settled
 
@@ -237,6 +234,11 @@ class Metering:
         others = (g for g in observed if isinstance(g, PlannedGraph))
         uncalled = graph.status.history.last_step < metered.step
         return uncalled and any(_is_other_size(graph, other) for other in others)
+
+
+def _most(measured: Iterable[int | None]) -> int | None:
+    """The most of what was measured; None if nothing was."""
+    return max((nbytes for nbytes in measured if nbytes is not None), default=None)
 
 
 def _is_other_size(graph: PlannedGraph, other: PlannedGraph | None) -> bool:

@@ -86,11 +86,6 @@ class Planned:
         return max(laid, self.predicted.peak(Tier.DEVICE)) + self.checking_bytes
 
     @property
-    def spare_bytes(self) -> int:
-        """Bytes of the budget that the plan leaves free."""
-        return self.problem.limit_bytes(Tier.DEVICE) - self.predicted.peak(Tier.DEVICE)
-
-    @property
     def left_bytes(self) -> int:
         """Bytes that the budget leaves while a call under the plan waits for its backward."""
         return pause_bytes(self.problem, self.program)
