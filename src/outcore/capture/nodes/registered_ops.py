@@ -1,15 +1,45 @@
-"""registered_ops: register ops with torch while graphs are captured, named by what they do."""
+"""registered_ops: register ops with torch.
+
+outcore's own ops are there from the start. Those that are made while graphs are captured are named
+by what they do.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from hashlib import blake2b
 from itertools import count
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.library import Library
+
+from outcore import aten
+
+OURS: Final = Library("outcore", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
+"""The namespace of outcore's own ops."""
+
+
+def register(
+    library: Library,
+    schema: str,
+    run: Callable[..., Any],
+    describe: Callable[..., Any] | None = None,
+) -> OpOverload:
+    """Register an op with torch, and return it.
+
+    `run` computes it, `describe` does so for fake tensors. None: the op is in no graph.
+    """
+    name = schema.partition("(")[0]
+    packet, _, overload = name.partition(".")
+    library.define(schema)  # type: ignore[no-untyped-call]  # torch's
+    library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
+    if describe is not None:
+        torch.library.register_fake(f"{library.ns}::{name}", describe, lib=library)
+    return aten.resolve(f"{library.ns}.{packet}.{overload or 'default'}")
 
 
 class Nameable(Protocol):
@@ -43,8 +73,7 @@ class NamedOps:
     """The ops of a namespace. They are never removed: torch keeps ops, and graphs come back."""
 
     def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-        self.library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
+        self.library = Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
         self.lock = threading.Lock()
         self.found: dict[str, tuple[OpOverload, Nameable]] = {}
         """Name -> op, and what it does, which is kept alive by this entry."""
@@ -59,15 +88,10 @@ class NamedOps:
                 digest = blake2b(f"{does.identity}\n{number}".encode(), digest_size=6).hexdigest()
                 name = f"{does.name}_{digest}"
                 if name not in self.found:
-                    self.found[name] = self._define(name, does), does
+                    schema = f"{name}(Tensor[] given) -> Tensor[]"
+                    made = register(self.library, schema, does.run, does.describe)
+                    self.found[name] = made, does
                 op, known = self.found[name]
                 if known.function is does.function and known.identity == does.identity:
                     return op
         raise AssertionError  # numbers do not end
-
-    def _define(self, name: str, does: Nameable) -> OpOverload:
-        self.library.define(f"{name}(Tensor[] given) -> Tensor[]")  # type: ignore[no-untyped-call]  # torch's
-        self.library.impl(name, does.run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
-        torch.library.register_fake(f"{self.namespace}::{name}", does.describe, lib=self.library)
-        found: OpOverload = getattr(getattr(torch.ops, self.namespace), name).default
-        return found

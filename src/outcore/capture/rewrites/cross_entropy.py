@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from outcore import aten
 from outcore.capture.nodes.aliases import is_call_of_op, readers
 from outcore.capture.nodes.call_memory import BYTES
+from outcore.capture.nodes.registered_ops import OURS, register
 from outcore.capture.rewrites.metadata_only import Sites, args_of
 
 OF_LOSS = torch.ops.aten.nll_loss_backward.default
@@ -188,22 +189,14 @@ def _described(gradient: Tensor, output: Tensor, *rest: Any) -> Tensor:
     return made
 
 
-_library = torch.library.Library("outcore", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
-
-
 def _defined() -> OpOverload:
     """Define the op, with the arguments of torch's `nll_loss_backward`, and its `out` overload."""
     name = aten.CROSS_ENTROPY.removeprefix("outcore.").removesuffix(".default")
     takes = str(OF_LOSS._schema).partition("(")[2].partition(") -> ")[0]
     takes = takes.replace("Tensor grad_output, Tensor self", "Tensor gradient, Tensor output")
-    for overload, schema, run in (
-        (name, f"{name}({takes}) -> Tensor", _run),
-        (f"{name}.out", f"{name}.out({takes}, *, Tensor(a!) out) -> Tensor(a!)", _run_over),
-    ):
-        _library.define(schema)  # type: ignore[no-untyped-call]  # torch's
-        _library.impl(overload, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
-    torch.library.register_fake(f"outcore::{name}", _described, lib=_library)
-    return aten.resolve(aten.CROSS_ENTROPY)
+    made = register(OURS, f"{name}({takes}) -> Tensor", _run, _described)
+    register(OURS, f"{name}.out({takes}, *, Tensor(a!) out) -> Tensor(a!)", _run_over)
+    return made
 
 
 GRADIENT = _defined()

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from outcore.capture.compiler.compat import without_memory
+from outcore.capture.nodes.registered_ops import OURS, register
 
 LEAST_BYTES = 1 << 20
 """Calls with smaller inputs stay as they are: the replacing ones take some microseconds more."""
@@ -24,7 +25,6 @@ LEAST_BYTES = 1 << 20
 INPUT = "outcore_input"
 """Key in the metadata of such a call's node: the node of the input that it does without."""
 
-_library = torch.library.Library("outcore", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 _laid_out: dict[OpOverload, Callable[[Node], Tensor]] = {}
 """op -> `laid_out` of `define`."""
 
@@ -40,11 +40,7 @@ def define(
     `run` computes it, `describe` does so for fake tensors. `laid_out` returns, for a node of the
     op, a tensor with the layout that the input has by now.
     """
-    name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]  # torch's
-    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
-    torch.library.register_fake(f"outcore::{name}", describe, lib=_library)
-    op: OpOverload = getattr(torch.ops.outcore, name).default
+    op = register(OURS, schema, run, describe)
     _laid_out[op] = laid_out
     return op
 

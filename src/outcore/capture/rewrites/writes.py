@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from outcore import aten
 from outcore.capture.compiler.tracing import as_kernels
 from outcore.capture.nodes.aliases import root_of
+from outcore.capture.nodes.registered_ops import OURS, register
 from outcore.capture.rewrites.views import describe_again, may_be_view
 
 ANEW = "outcore_described_anew"
@@ -33,8 +34,6 @@ _PARTS: Final[dict[OpOverload, OpOverload]] = {
     _aten.slice_scatter.default: _aten.slice.Tensor,
 }
 """A write -> what returns the part that it writes into."""
-
-_library = torch.library.Library("outcore", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 
 
 def of_what_is_covered(joint: GraphModule) -> None:
@@ -118,11 +117,7 @@ def _writing(write: OpOverload) -> Callable[..., Tensor]:
 def _defined(write: OpOverload) -> OpOverload:
     """Define an op with the name and the arguments of torch's."""
     schema = str(write._schema).removeprefix("aten::")
-    name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]  # torch's
-    _library.impl(name, _writing(write), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
-    torch.library.register_fake(f"outcore::{name}", _like, lib=_library)
-    return aten.resolve(f"outcore.{name}.default")
+    return register(OURS, schema, _writing(write), _like)
 
 
 WRITES = {op: _defined(op) for op in map(aten.resolve, aten.COVERED_WRITES.values())}
