@@ -100,7 +100,7 @@ class _Capture:
 
     def run(self) -> Captured:
         primals, tangents = arguments(self.joint)
-        output = next(iter(self.joint.graph.find_nodes(op="output")))
+        output = self.joint.graph.output_node()
         results = output.args[0]
         assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
         gradients = results[self.forward_outputs :]
@@ -136,8 +136,8 @@ class _Capture:
             gradients=tuple(self._arg(r) for r in results[self.forward_outputs :]),
             donations=tuple(d for d in self.donations if self._near(d)),
         )
-        nodes, results = tuple(self.nodes), self.results
-        joint = Joint(self.joint, self.forward_outputs, self.static, nodes, results)
+        nodes = tuple(self.nodes)
+        joint = Joint(self.joint, self.forward_outputs, self.static, nodes, self.results)
         within = {op: n.meta[BYTES] for op, n in enumerate(self.nodes) if n.meta.get(BYTES)}
         values = [self.memory.values[v] for v in trace.inputs]
         turned = tuple(i for i, value in enumerate(values) if value.conj or value.neg)

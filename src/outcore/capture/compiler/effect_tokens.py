@@ -23,12 +23,9 @@ def without_tokens(joint: GraphModule) -> GraphModule:
     if not any(map(_is_within, joint.graph.nodes)):
         return joint
     graph = Graph()
-    new: dict[Node, Node] = {}
-    results: Any = graph.graph_copy(joint.graph, new)
+    results: Any = graph.graph_copy(joint.graph, {})
     output = joint.graph.output_node()
     graph.output(results).meta = dict(output.meta)
-    for node, copied in new.items():
-        copied.meta = dict(node.meta)
     for node in [n for n in graph.nodes if _is_within(n)]:
         _unwrap(graph, node)
     graph.lint()

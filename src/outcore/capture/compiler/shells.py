@@ -56,8 +56,7 @@ def shells(
 
 
 def _results(module: GraphModule) -> list[Any]:
-    output = next(iter(module.graph.find_nodes(op="output")))
-    results = output.args[0]
+    results = module.graph.output_node().args[0]
     assert isinstance(results, list | tuple)  # noqa: S101 - an output node holds a sequence
     return list(results)
 
@@ -135,7 +134,7 @@ def copied(_: torch.Tensor) -> None:
 
 
 def _finish(graph: Graph, module: GraphModule, results: list[Any]) -> None:
-    old = next(iter(module.graph.find_nodes(op="output")))
+    old = module.graph.output_node()
     output = graph.output(tuple(results))
     output.meta = {k: v for k, v in old.meta.items() if k != "desc"}
     graph.lint()

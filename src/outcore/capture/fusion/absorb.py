@@ -62,7 +62,7 @@ class _Absorbed:
         self.cheap: dict[Node, int] = {}
         """Ops that elementwise ops derive from what is saved -> how many of these in a row."""
         self.absorbed: set[Node] = set()
-        output = next(iter(joint.graph.find_nodes(op="output")))
+        output = joint.graph.output_node()
         returned: Any = output.args[0]
         self.returned = {op_of(n) for n in returned[:forward_outputs] if isinstance(n, Node)}
         """Ops whose results the caller gets, and may change unless autograd has saved them."""

@@ -18,7 +18,7 @@ def reorder(joint: GraphModule, forward_outputs: int) -> None:
     An elementwise op moves down to its first reader, past matrix products and the like, if the
     reader can be fused too and no more memory is held on the way. Raises CaptureError as `phases`.
     """
-    output = next(iter(joint.graph.find_nodes(op="output")))
+    output = joint.graph.output_node()
     parts = phases(joint, forward_outputs)
     for nodes in parts:
         for node in nodes:

@@ -27,8 +27,7 @@ def phases(joint: GraphModule, forward_outputs: int) -> tuple[list[Node], list[N
     forward results depend on always belongs to forward. Raises CaptureError for calls of modules
     and methods.
     """
-    output = next(iter(joint.graph.find_nodes(op="output")))
-    results: Sequence[Any] = output.args[0]
+    results: Any = joint.graph.output_node().args[0]
     needed = _ancestors(results[:forward_outputs])
     forward: list[Node] = []
     backward: list[Node] = []

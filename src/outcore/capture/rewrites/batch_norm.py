@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from outcore.capture.compiler.compat import (
     normalized_by_cudnn,
     suggest_memory_format,
 )
+from outcore.capture.rewrites.metadata_only import args_of
 
 _aten = torch.ops.aten
 WITH_STATISTICS = _aten._native_batch_norm_legit_functional.default
@@ -52,22 +52,17 @@ def _is_cudnns(node: Node) -> bool:
     """Whether plain PyTorch would hand this normalization to cuDNN, by torch's own decision."""
     if node.kwargs or node.target not in (WITH_STATISTICS, WITHOUT_STATISTICS):
         return False
-    *given, training, _, eps = _args(node)
+    *given, training, _, eps = args_of(node)
     if not training or not all(isinstance(each, Node) for each in given):
         return False
     described: list[Tensor] = [each.meta["val"] for each in given]
     of, weight, bias, *statistics = described
     if not all(map(_is_plain, described)):
         return False
-    if not all(all(_args(backward)[-1]) for backward in _backwards(node)):
+    if not all(all(args_of(backward)[-1]) for backward in _backwards(node)):
         return False  # cuDNN computes all gradients or none
     statistics = statistics or [weight, weight]  # without them, torch decides as with any
     return normalized_by_cudnn(of, weight, bias, *statistics, eps=eps)
-
-
-def _args(node: Node) -> tuple[Any, ...]:
-    """The arguments of a call, typed as Any: the op's schema says what they are."""
-    return node.args
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -78,7 +73,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _replace(graph: Graph, node: Node) -> None:
     """Replace `node` by cuDNN's op, and each of its backward ops by cuDNN's backward."""
-    of, weight, bias, *statistics, _, momentum, eps = _args(node)
+    of, weight, bias, *statistics, _, momentum, eps = args_of(node)
     with graph.inserting_before(node):
         if statistics:
             made = graph.call_function(
@@ -97,7 +92,7 @@ def _replace(graph: Graph, node: Node) -> None:
     reserve.meta = {**node.meta, "val": described[RESERVE]}
     backwards = list(_backwards(node))
     for item in list(node.users):
-        index = _args(item)[1]
+        index = args_of(item)[1]
         item.args = (made, index + (index >= RESERVE))
     for backward in backwards:
         _replace_backward(graph, backward, reserve)
@@ -121,7 +116,7 @@ def _backwards(node: Node) -> Iterator[Node]:
 
 def _replace_backward(graph: Graph, backward: Node, reserve: Node) -> None:
     """Replace a backward op by cuDNN's, which also reads `reserve`."""
-    gradient, of, weight, mean, variance, *saved, training, eps, wanted = _args(backward)
+    gradient, of, weight, mean, variance, *saved, training, eps, wanted = args_of(backward)
     with graph.inserting_before(backward):
         if mean is None:
             made = graph.call_function(

@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from outcore.capture.compiler.compat import marked_as_backward
 from outcore.capture.nodes.aliases import root_of
+from outcore.capture.rewrites.metadata_only import args_of
 
 MADE = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
 """The op that makes a sparse tensor of indices and values, and shares their memory."""
@@ -29,8 +30,8 @@ PARTS = 3
 
 def unshared(joint: GraphModule, forward_outputs: int) -> None:
     """Clone gradients in `joint` in the memory of an earlier one or a forward result. In place."""
-    output = next(iter(joint.graph.find_nodes(op="output")))
-    results: list[Any] = list(output.args[0])
+    output = joint.graph.output_node()
+    results = list(args_of(output)[0])
     made = [r for r in results[forward_outputs:] if isinstance(r, Node) and r.target is MADE]
     first = {root_of(part): r for r in made for part in r.args[PARTS:] if isinstance(part, Node)}
     given = {root_of(r) for r in results[:forward_outputs] if isinstance(r, Node)}

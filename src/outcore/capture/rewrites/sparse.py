@@ -51,8 +51,6 @@ def densely(joint: GraphModule, forward_outputs: int) -> tuple[GraphModule, Spar
     graph = Graph()
     new: dict[Node, Node] = {}
     graph.graph_copy(joint.graph, new)
-    for node, copied in new.items():
-        copied.meta = dict(node.meta)
     made = [(i, r) for i, r in enumerate(gradients) if r in sparse]
     parts = {r: [_filled(graph, new[part]) for part in r.args[PARTS:]] for _, r in made}
     kept = [parts[r][1] if r in parts else new.get(r, r) for r in results]
