@@ -22,15 +22,12 @@ from outcore.capture.compiler.compat import (
     is_within,
     with_states,
 )
-from outcore.capture.compiler.effect_tokens import without_tokens
 from outcore.capture.compiler.error_passthrough import passing
 from outcore.capture.compiler.tracing import as_kernels
-from outcore.capture.graph import capture
-from outcore.capture.rewrites.prepare import prepare
-from outcore.capture.rewrites.sparse import densely
+from outcore.capture.rewrites.metadata_only import LargeInputs
+from outcore.capture.source import rewritten, source_of
 from outcore.errors import CaptureError
 from outcore.ir.trace import Trace
-from outcore.ir.verify import verify_trace
 
 if TYPE_CHECKING:  # training does not need outcore's networks
     from outcore.networks import NetworkSpec
@@ -96,7 +93,6 @@ def trace_as_run(step: Callable[..., Any], owner: nn.Module, *inputs: Any) -> Tr
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         if is_within(inputs):
             return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
-        prepare(joint, num_fwd_outputs)
         raise _seen(joint, num_fwd_outputs, range(len(states)))
 
     call = aot_function(flat, fw_compiler=_refuse, partition_fn=partition)  # type: ignore[arg-type]  # it names its arguments otherwise
@@ -148,16 +144,16 @@ def _partition(
     """Capture the joint graph, and end compilation by raising `_Seen` with the result."""
     if is_within(inputs):
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
-    prepare(joint, num_fwd_outputs, anywhere=anywhere)
-    raise _seen(joint, num_fwd_outputs, static_lifetime_input_indices or ())
+    static = static_lifetime_input_indices or ()
+    raise _seen(joint, num_fwd_outputs, static, anywhere=anywhere)
 
 
-def _seen(joint: GraphModule, outputs: int, static: Sequence[int]) -> _Seen:
-    """Capture a prepared joint graph. Raises CaptureError as `capture`."""
-    dense, _ = densely(joint, outputs)
-    captured = capture(without_tokens(dense), outputs, static)
-    verify_trace(captured.trace)
-    return _Seen(captured)
+def _seen(
+    joint: GraphModule, outputs: int, static: Sequence[int], *, anywhere: bool = False
+) -> _Seen:
+    """Rewrite and capture a joint graph. Raises CaptureError as `source_of`."""
+    found = rewritten(joint, outputs, LargeInputs(), anywhere=anywhere)
+    return _Seen(source_of(found, outputs, static).captured)
 
 
 def _refuse(_module: GraphModule, _inputs: Any) -> Callable[..., Any]:

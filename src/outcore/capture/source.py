@@ -41,9 +41,11 @@ class Source:
     """Whether a pattern told what is captured, which takes little time."""
 
 
-def rewritten(joint: GraphModule, forward_outputs: int, large: LargeInputs) -> Rewritten:
+def rewritten(
+    joint: GraphModule, forward_outputs: int, large: LargeInputs, *, anywhere: bool = False
+) -> Rewritten:
     """Rewrite `joint`, in place; arguments as for `prepare`."""
-    sites = prepare(joint, forward_outputs, large)
+    sites = prepare(joint, forward_outputs, large, anywhere=anywhere)
     return Rewritten(*densely(joint, forward_outputs), sites)
 
 

@@ -17,11 +17,7 @@ from outcore.capture.rewrites.writes import of_what_is_covered
 
 
 def prepare(
-    joint: GraphModule,
-    forward_outputs: int,
-    large: LargeInputs | None = None,
-    *,
-    anywhere: bool = False,
+    joint: GraphModule, forward_outputs: int, large: LargeInputs, *, anywhere: bool
 ) -> Sites:
     """Rewrite `joint` so that it runs plain PyTorch's kernels, by ops that fit a Trace. In place.
 
@@ -32,7 +28,7 @@ def prepare(
     of_what_is_there(joint)
     unshared(joint, forward_outputs)
     by_cudnn(joint)
-    sites = (large or LargeInputs()).sites(joint, anywhere=anywhere)
+    sites = large.sites(joint, anywhere=anywhere)
     one_by_one(joint, sites)
     from_places(joint, sites)
     by_rows(joint, sites)
