@@ -46,7 +46,7 @@ class Runner:
         self,
         conductor: Conductor,
         saved_inputs: tuple[int, ...],
-        sparse: SparseGradients | None = None,
+        sparse: SparseGradients | None,
     ) -> None:
         self.conductor, self.saved_inputs, self.sparse = conductor, saved_inputs, sparse
         self.graph, self.engine = conductor.graph, conductor.engine

@@ -33,7 +33,7 @@ def shells(
     forward: GraphModule,
     backward: GraphModule,
     forward_outputs: int,
-    overwritten: Collection[int] = (),
+    overwritten: Collection[int],
 ) -> Shells:
     """Return shells for the in-core modules `forward` and `backward`, which are not changed.
 

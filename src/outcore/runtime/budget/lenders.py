@@ -46,7 +46,7 @@ class Lenders:
         """Origin -> external bytes for which no plan was found last."""
 
     def lent(
-        self, graph: PlannedGraph, inputs: Sequence[Any], kept: Program | None = None
+        self, graph: PlannedGraph, inputs: Sequence[Any], kept: Program | None
     ) -> tuple[Planned, int] | None:
         """The plan that the same graph has for larger sizes, for those of `graph`.
 

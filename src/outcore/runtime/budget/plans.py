@@ -240,8 +240,8 @@ class Plans:
         inputs: Sequence[Any],
         lender: Planned,
         *,
-        as_profiled: bool = False,
-        kept: Program | None = None,
+        as_profiled: bool,
+        kept: Program | None,
     ) -> tuple[Planned, int] | None:
         """The plan `lender`, that of the same graph for larger sizes, for those of `graph`.
 

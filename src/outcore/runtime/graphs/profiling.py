@@ -240,7 +240,7 @@ def begin_profiling(
     driver: Driver,
     readings: int,
     mark: Callable[[], object],
-    lent: Planned | None = None,
+    lent: Planned | None,
 ) -> Profiling:
     """Build `program` with its instruments; `readings` of its steps are to be metered.
 

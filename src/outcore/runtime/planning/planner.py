@@ -64,7 +64,7 @@ class Planner:
 
     @gc_paused()
     def plan(
-        self, shares: Shares, profiled: Profiling, *, lean: bool = False, as_profiled: bool = False
+        self, shares: Shares, profiled: Profiling, *, lean: bool, as_profiled: bool
     ) -> Planned:
         """The first plan of a graph, from its profile. Everything is kept if that fits.
 
@@ -142,7 +142,7 @@ class Planner:
         lender: Planned,
         profile: Profile,
         leaving_bytes: int,
-        floor: Program | None = None,
+        floor: Program | None,
     ) -> tuple[Planned, int] | None:
         """The plan `lender`, which is for larger sizes, for the sizes of the graph of `shares`.
 

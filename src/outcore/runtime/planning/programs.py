@@ -43,9 +43,9 @@ class Programs:
         self,
         shares: Shares,
         resident_bytes: int,
-        workspace_bytes: Sequence[int] | None = None,
+        workspace_bytes: Sequence[int] | None,
         *,
-        leanest: bool = False,
+        leanest: bool,
     ) -> tuple[Program, int]:
         """The program for profiled steps, and the most external bytes with which it fits.
 
