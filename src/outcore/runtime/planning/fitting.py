@@ -19,14 +19,16 @@ from typing import TypeVar
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, peak, retained_bytes
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
+from outcore.lower import lower
 from outcore.policies import lean_plans
 from outcore.runtime.graphs.calls import Calls, gradient_bytes
 from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.planning.shares import Shares
-from outcore.runtime.planning.solving import Solver
+from outcore.runtime.planning.solving import Solved, Solver
 from outcore.simulate import simulate
 
 T = TypeVar("T")
@@ -150,7 +152,8 @@ class Fitting:
         as_it_is, limit = replace(calls, problem=problem), problem.limit_bytes(Tier.DEVICE)
         found, lacking = [], []
         for beside, plan in product(calls.problems(), lean_plans(problem)):
-            planned = self._as_it_is(shares, self._solver.under(beside, plan), as_it_is)
+            solved = Solved(beside, plan, lower(beside, plan, fast=True))
+            planned = self._as_it_is(shares, solved, as_it_is)
             if fits(planned.problem, planned.program):
                 found.append(planned)
             taken = peak(planned.problem, planned.program, Tier.DEVICE).nbytes
@@ -174,13 +177,13 @@ class Fitting:
         made, refusal = 0, None
         for beside in calls.problems():
             try:
-                planned = self._solver.planned(shares, beside, in_haste=hasty)
+                solved = self._solver.solved(shares, beside, in_haste=hasty)
             except InfeasibleError as error:
                 error.at_least |= calls.number > 1
                 refusal = error
                 continue
             made += 1
-            planned = self._as_it_is(shares, planned, as_it_is)
+            planned = self._as_it_is(shares, solved, as_it_is)
             if calls.number == 1 and not calls.reread_bytes(planned.program):
                 return planned
             if fits(planned.problem, planned.program):
@@ -197,33 +200,39 @@ class Fitting:
         best, beside = min(found, key=lambda pair: pair[0].predicted.seconds)
         if best.everything_kept or in_haste or not hasty:
             return best
-        slowly = self._as_it_is(shares, self._solver.planned(shares, beside), as_it_is)
+        slowly = self._as_it_is(shares, self._solver.solved(shares, beside), as_it_is)
         better = slowly.predicted.seconds < best.predicted.seconds
         return slowly if better and fits(slowly.problem, slowly.program) else best
 
-    def _as_it_is(self, shares: Shares, planned: Planned, calls: Calls) -> Planned:
-        """`planned` with what other calls really hold in place of the room set aside for it.
+    def _as_it_is(self, shares: Shares, solved: Solved, calls: Calls) -> Planned:
+        """The plan with what other calls really hold in place of the room set aside for it.
 
         The same holds for what was seen between the graph's two calls.
         """
-        outside = calls.problem.outside_bytes
-        others = calls.others_bytes(planned.program)
+        outside, plan, program = calls.problem.outside_bytes, solved.plan, solved.program
+        others = calls.others_bytes(program)
         problem = replace(
-            planned.problem,
+            solved.problem,
             budget_bytes=calls.problem.budget_bytes,
             outside_bytes=outside + others,
-            between_bytes=calls.problem.between_bytes + calls.reread_bytes(planned.program),
+            between_bytes=calls.problem.between_bytes + calls.reread_bytes(program),
         )
-        return replace(
-            planned,
-            problem=problem,
-            predicted=simulate(problem, planned.program),
-            in_core=self.in_core(shares, replace(problem, outside_bytes=outside), calls, planned),
+        return Planned(
+            problem,
+            plan,
+            program,
+            predicted=simulate(problem, program),
+            in_core=self.in_core(shares, replace(problem, outside_bytes=outside), calls, plan),
+            room_bytes=solved.room_bytes,
+            layout=solved.layout,
+            after_beyond_bytes=solved.after_beyond_bytes,
+            from_file=solved.from_file,
+            note=solved.note,
             calls=calls.number,
             others_bytes=others,
         )
 
-    def in_core(self, shares: Shares, problem: Problem, calls: Calls, planned: Planned) -> Timeline:
+    def in_core(self, shares: Shares, problem: Problem, calls: Calls, plan: Plan) -> Timeline:
         """Timeline of a call if all calls of the graph, and later graphs, kept everything.
 
         If the plan does keep everything, later graphs count what they find, so nothing is added for
@@ -231,7 +240,7 @@ class Fitting:
         """
         kept = self._solver.kept(problem)
         outside, between = problem.outside_bytes + calls.others_bytes(kept), problem.between_bytes
-        if not planned.everything_kept:
+        if plan.moves:
             between = max(between, shares.most_bytes(problem.hardware))
         return simulate(replace(problem, outside_bytes=outside, between_bytes=between), kept)
 

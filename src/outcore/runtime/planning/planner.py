@@ -372,7 +372,7 @@ class Planner:
             planned,
             problem=problem,
             predicted=simulate(problem, planned.program),
-            in_core=self._fitting.in_core(shares, alone, calls, planned),
+            in_core=self._fitting.in_core(shares, alone, calls, planned.plan),
             replanned=Replanned(drift, changed=False),
         )
         other = self._other(shares, planned, problem)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary, ref
 
@@ -19,6 +19,7 @@ from outcore.cores import usable_cores
 from outcore.errors import InfeasibleError, SpillError
 from outcore.execute import Driver
 from outcore.ir.hardware import Hardware, Tier
+from outcore.ir.layout import Layout
 from outcore.ir.margin import naming_any_budget
 from outcore.ir.memory import fits
 from outcore.ir.once import once_per_trace
@@ -39,7 +40,7 @@ from outcore.policies import Hasty, Policy, overflow, with_roomy_host
 from outcore.policies.search.defragment import Defragment
 from outcore.policies.search.search import Search
 from outcore.runtime.graphs.graph import PlannedGraph
-from outcore.runtime.graphs.planned import FORCED, Planned
+from outcore.runtime.graphs.planned import FORCED
 from outcore.runtime.limits.host import local_processes
 from outcore.runtime.planning.headroom import (
     Make,
@@ -70,6 +71,20 @@ LITTLE = 0.01
 """Allocator losses up to this part of a step's time are not mentioned in the report."""
 
 WITHOUT_DISK = "outcore: without strict, or with disk_budget=0, training goes on without a disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A plan, lowered for the problem that it was made for, and what `Planned` tells of it."""
+
+    problem: Problem
+    plan: Plan
+    program: Program
+    room_bytes: int = 0
+    layout: Layout | None = None
+    after_beyond_bytes: int = 0
+    from_file: str = ""
+    note: str = ""
 
 
 class Solver:
@@ -161,7 +176,7 @@ class Solver:
         """Whether the policy can plan in a small part of its usual time."""
         return isinstance(self.settings.policy, Hasty)
 
-    def planned(self, shares: Shares, problem: Problem, *, in_haste: bool = False) -> Planned:
+    def solved(self, shares: Shares, problem: Problem, *, in_haste: bool = False) -> Solved:
         """The plan for `problem`: from the file of plans if it has one, else from the policy.
 
         `in_haste`: the policy uses a small part of its time, if it can.
@@ -170,7 +185,6 @@ class Solver:
         OptionValueError or VerifyError if the file's is for another graph or machine.
         """
         in_core = self.kept(problem)
-        in_core_timeline = simulate(problem, in_core)
         given, budget_bytes = self.settings.given, problem.budget_bytes
         unseen = [rule for rule in given.rules if rule not in self._effective]
         check_rules(unseen, [g.captured.trace for g in shares.active])
@@ -192,18 +206,15 @@ class Solver:
             program = lower(problem, plan, fast=True)
         else:
             program = replace(in_core, plan_digest=digest(plan))
-        predicted = simulate(problem, program)
         if layout is None and self._may_place(shares, plan) and not in_haste:
             layout = place_out_of_process(problem, program, self._space(shares, budget_bytes))
         notes = [*self._notes(shares, saved)]
         if plan.moves and layout is None and not in_haste:
-            notes.append(self._loss(problem, program, predicted.seconds))
-        return Planned(
+            notes.append(self._loss(problem, program))
+        return Solved(
             problem,
             plan,
             program,
-            predicted,
-            in_core_timeline,
             room_bytes=budget_bytes - problem.budget_bytes,
             layout=layout,
             after_beyond_bytes=shares.graph.status.after_beyond_bytes,
@@ -211,20 +222,17 @@ class Solver:
             note="; ".join(filter(None, notes)),
         )
 
-    def under(self, problem: Problem, plan: Plan) -> Planned:
-        """`plan` lowered and simulated for `problem`."""
-        program, in_core = lower(problem, plan, fast=True), simulate(problem, self.kept(problem))
-        return Planned(problem, plan, program, simulate(problem, program), in_core)
-
     def _notes(self, shares: Shares, saved: SavedPlan | None) -> Iterator[str]:
         yield self.settings.given.note(saved)
         yield self._idle_rules(shares.active)
         yield f"nothing is offloaded: {self._unusable}" * bool(self._unusable)
 
-    def _loss(self, problem: Problem, program: Program, seconds: float) -> str:
-        """A note on what a GPU's allocator costs a step of `seconds`; empty if it is little."""
+    def _loss(self, problem: Problem, program: Program) -> str:
+        """A note on what a GPU's allocator costs a step; empty if it is little."""
         card = self._card()
-        lost = 0.0 if card is None else card.lost_seconds(problem, program)
+        if card is None:
+            return ""
+        lost, seconds = card.lost_seconds(problem, program), simulate(problem, program).seconds
         return PIECES.format(part=lost / seconds) if lost > LITTLE * seconds else ""
 
     def _idle_rules(self, active: Sequence[PlannedGraph]) -> str:
