@@ -40,6 +40,7 @@ from outcore.policies.pooch.search import (
     recompute_overhead,
     recompute_where_cheaper,
 )
+from outcore.policies.settle import TRIES
 from outcore.policies.superneurons.superneurons import by_type
 from outcore.simulate import simulate
 from tests.pure.chainer_resnet import IMAGES_PER_SECOND, chainer_resnet50, table3_problem
@@ -400,7 +401,7 @@ def test_a_model_that_is_too_hopeful_is_asked_again_with_less(monkeypatch):
     keep_all = lambda model: [KEEP] * len(model.targets)  # noqa: E731 - a decision in one line
     plan = pooch_plan_module.pooch_plan(problem, policy, 1, keep_all, pooch_plan_module.published)
     assert asked == sorted(asked, reverse=True)
-    assert len(set(asked)) == pooch_plan_module.TRIES
+    assert len(set(asked)) == TRIES
     assert fits(problem, lower(problem, plan))
     assert len(plan.choices) == 105, "in the end everything is offloaded"
 

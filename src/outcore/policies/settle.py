@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
@@ -15,6 +15,9 @@ from outcore.lower import lower
 from outcore.policies.floor import infeasible, plan_floor
 from outcore.policies.policy import Policy
 from outcore.spec import spec_text
+
+TRIES = 4
+"""How often a policy chooses, each time within less memory, before everything is offloaded."""
 
 
 def settle(
@@ -31,6 +34,32 @@ def settle(
     plan = make_plan(dict(choices), spec_text(policy), *digests, variants)
     check_fits(problem, plan, plan.policy)
     return plan
+
+
+def settle_within(
+    problem: Problem,
+    capacity_bytes: int,
+    choose: Callable[[int], Mapping[Gap, Choice] | None],
+    otherwise: Mapping[Gap, Choice],
+    policy: Policy,
+) -> Plan:
+    """The plan of what `choose` chooses within `capacity_bytes`, or of `otherwise`.
+
+    `choose` returns None if, by the policy's model, nothing fits. If the lowered program does not
+    fit although the model says so, it chooses again with its capacity reduced by the excess. Raises
+    InfeasibleError if `otherwise` does not fit either, or if an outer tier is too small.
+    """
+    for _ in range(TRIES):
+        choices = choose(capacity_bytes)
+        if choices is None:
+            break
+        try:
+            return settle(problem, choices, policy)
+        except InfeasibleError as error:
+            if error.tier != Tier.DEVICE.value:
+                raise
+            capacity_bytes -= error.floor_bytes - problem.budget_bytes
+    return settle(problem, otherwise, policy)
 
 
 def check_fits(problem: Problem, plan: Plan, policy: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import KEEP as STAY
 from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute
@@ -15,10 +14,7 @@ from outcore.policies.pooch.backward import Backward
 from outcore.policies.pooch.log import OFFLOAD, RECOMPUTE, Kind
 from outcore.policies.pooch.model import PoochModel
 from outcore.policies.pooch.search import delay
-from outcore.policies.settle import settle
-
-TRIES = 4
-"""How often the model plans, each time with less capacity, before everything is offloaded."""
+from outcore.policies.settle import settle, settle_within
 
 Decide = Callable[[PoochModel], Sequence[Kind]]
 """Chooses one kind per target, in the order of the targets."""
@@ -46,28 +42,22 @@ def pooch_plan(
 ) -> Plan:
     """The plan of the kinds that `decide` chooses.
 
-    Copies follow `schedule`; None leaves their times to lowering. If the lowered program does not
-    fit although the model says so, the model plans again with its capacity reduced by the excess.
-    Raises InfeasibleError if offloading every candidate, with each copy waited for immediately,
-    does not fit.
+    Copies follow `schedule`; None leaves their times to lowering. Raises InfeasibleError if
+    offloading every candidate, with each copy waited for immediately, does not fit.
     """
     gaps = candidates(problem, min_bytes)
     leave = away(problem)
     if not gaps or not isinstance(leave, Offload):
         return settle(problem, {}, policy)
-    capacity_bytes = problem.budget_bytes
-    for _ in range(TRIES):
-        model = PoochModel(problem, gaps, leave.tier, capacity_bytes, early=schedule is None)
+    tier, early = leave.tier, schedule is None
+
+    def choose(capacity_bytes: int) -> dict[Gap, Choice] | None:
+        model = PoochModel(problem, gaps, tier, capacity_bytes, early=early)
         kinds = decide(model)
-        if not model.fits(kinds):
-            break
-        try:
-            return settle(problem, choices_of(model, kinds, leave.tier, schedule), policy)
-        except InfeasibleError as error:
-            if error.tier != Tier.DEVICE.value:
-                raise
-            capacity_bytes -= error.floor_bytes - problem.budget_bytes
-    return settle(problem, dict.fromkeys(gaps, leave), policy)
+        return choices_of(model, kinds, tier, schedule) if model.fits(kinds) else None
+
+    otherwise = dict.fromkeys(gaps, leave)
+    return settle_within(problem, problem.budget_bytes, choose, otherwise, policy)
 
 
 def choices_of(

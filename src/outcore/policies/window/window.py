@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from outcore.errors import InfeasibleError, PolicyError
@@ -12,12 +13,9 @@ from outcore.ir.plan import Choice, Gap, Offload, Plan
 from outcore.ir.problem import Problem
 from outcore.policies.candidates import away
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
-from outcore.policies.settle import settle
+from outcore.policies.settle import settle, settle_within
 from outcore.policies.window.schedule import schedule
 from outcore.policies.window.sequence import VariableSequence, variable_sequence
-
-TRIES = 4
-"""How often the schedule is made, each time with less memory, before everything is offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,7 @@ class Window:
     def plan(self, problem: Problem) -> Plan:
         """The plan of the schedule. Raises InfeasibleError if not even offloading every gap fits.
 
-        If everything fits, it is kept: a program may need less than its sequence of variables. If
-        the lowered program does not fit although the schedule does, the schedule is made again with
-        its memory reduced by the excess.
+        If everything fits, it is kept: a program may need less than its sequence of variables.
         """
         leave = away(problem)
         try:
@@ -60,17 +56,8 @@ class Window:
         movable = _movable(problem, self.min_bytes)
         sequence = variable_sequence(problem, self.min_bytes)
         capacity_bytes = problem.budget_bytes - sequence.fixed_bytes
-        for _ in range(TRIES):
-            choices = self._choices(sequence, movable, leave.tier, capacity_bytes)
-            if choices is None:
-                break
-            try:
-                return settle(problem, choices, self)
-            except InfeasibleError as error:
-                if error.tier != Tier.DEVICE.value:
-                    raise
-                capacity_bytes -= error.floor_bytes - problem.budget_bytes
-        return settle(problem, dict.fromkeys(movable, leave), self)
+        choose = partial(self._choices, sequence, movable, leave.tier)
+        return settle_within(problem, capacity_bytes, choose, dict.fromkeys(movable, leave), self)
 
     def _choices(
         self,
