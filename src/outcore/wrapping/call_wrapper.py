@@ -76,7 +76,7 @@ class CallWrapper:
         """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
         self._inner = inner
         self._starts_left = 0 if inner else MOST_STARTS
-        self._looking = Looking(model, backend.parameters.lookers)
+        self._looking = Looking(model, backend.parameters.lookers, _known, _compiled_by_others)
         """Finds the parts that no graph has, of a wrapped model, not of a part (`inner`)."""
         if not inner:
             self._looking.again()
@@ -120,8 +120,7 @@ class CallWrapper:
                 self._note_unseen(model, results, UNSEEN)
             self.calls_to_wait = max(0, self.calls_to_wait - 1)
         if not self._inner:
-            known, apart = _known, _compiled_by_others
-            self._looking.after_call(model, known, apart, trained=self.trained)
+            self._looking.after_call(model, trained=self.trained)
         return results
 
     def _start_over(self, model: nn.Module) -> None:
@@ -172,7 +171,7 @@ class CallWrapper:
         try:
             if self._inner:
                 return self._compiled(model, args, kwargs)
-            with self._looking.in_call(model, _known, _compiled_by_others):
+            with self._looking.in_call(model):
                 return self._compiled(model, args, kwargs)
         except InfeasibleError as error:
             if compiled.skipped() > skipped:
@@ -208,13 +207,13 @@ class CallWrapper:
         if self._inner or known is None or not self._compiled.skipped:
             return
         plain = unseen(model, known, _compiled_by_others(model))
-        plain += self._looking.take(model, known)
+        plain += self._looking.take(model)
         if plain and not self._take_in(model, plain):
             error.add_note(PLAIN_SO_FAR.format(names=listed(list(pieces(model, plain)))))
 
     def _take_found(self, model: nn.Module) -> None:
         """Compile separately what the last backward reached in no graph, or warn about it."""
-        plain = self._take_in(model, self._looking.take(model, _known(model)))
+        plain = self._take_in(model, self._looking.take(model))
         if plain and not self._told:
             self._uncovered = UNCOMPILED.format(names=listed(plain))
             self._note(model, self._uncovered, aloud=True)

@@ -27,9 +27,19 @@ after more has been compiled."""
 class Looking:
     """Looks at the first training calls of a model, and again when parameters are unfrozen."""
 
-    def __init__(self, model: nn.Module, lookers: WeakSet[object]) -> None:
-        """`lookers`: this adds itself as long as it looks (`Parameters.lookers`)."""
-        self._lookers = lookers
+    def __init__(
+        self,
+        model: nn.Module,
+        lookers: WeakSet[object],
+        known: Callable[[nn.Module], Collection[int] | None],
+        apart: Callable[[nn.Module], Collection[str]],
+    ) -> None:
+        """`lookers`: this adds itself as long as it looks (`Parameters.lookers`).
+
+        `known` and `apart` are asked for what `UnseenModules` is given; None: it is not known what
+        graphs have.
+        """
+        self._lookers, self._known, self._apart = lookers, known, apart
         self._steps_left = 0
         """In how many further training calls to look."""
         self._trained = Trained(model)
@@ -46,21 +56,13 @@ class Looking:
         self._steps_left = STEPS
         self._lookers.add(self)
 
-    def in_call(
-        self,
-        model: nn.Module,
-        known: Callable[[nn.Module], Collection[int] | None],
-        apart: Callable[[nn.Module], Collection[str]],
-    ) -> AbstractContextManager[object]:
-        """Return a context in which to call the model: it looks for frozen modules, if any.
-
-        `known` and `apart` are asked as in `after_call`.
-        """
+    def in_call(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Return a context in which to call the model: it looks for frozen modules, if any."""
         self._frozen = None
-        ids = known(model) if self._steps_left and not any(HOOKS_OF_ALL) else None
+        ids = self._known(model) if self._steps_left and not any(HOOKS_OF_ALL) else None
         if ids is None:
             return nullcontext()
-        paths = unseen_frozen(model, ids, apart(model))
+        paths = unseen_frozen(model, ids, self._apart(model))
         named = {path: model.get_submodule(path) for path in paths}
         modules = {
             path: module
@@ -70,18 +72,8 @@ class Looking:
         self._frozen = PlainCalls(modules) if modules else None
         return nullcontext() if self._frozen is None else self._frozen
 
-    def after_call(
-        self,
-        model: nn.Module,
-        known: Callable[[nn.Module], Collection[int] | None],
-        apart: Callable[[nn.Module], Collection[str]],
-        *,
-        trained: bool,
-    ) -> None:
-        """Look in the backward of a call, if it is a training call (`trained`).
-
-        `known` and `apart` are asked for what `UnseenModules` is given.
-        """
+    def after_call(self, model: nn.Module, *, trained: bool) -> None:
+        """Look in the backward of a call, if it is a training call (`trained`)."""
         if not trained:
             self._frozen = None
         now, before = self._trained.number(), self._most_trained
@@ -96,9 +88,9 @@ class Looking:
             self._lookers.discard(self)
         elif trained:
             self._steps_left -= 1
-            ids = known(model)
+            ids = self._known(model)
             if ids is not None:
-                found = UnseenModules(model, ids, apart(model))
+                found = UnseenModules(model, ids, self._apart(model))
                 self._unseen = found if found.looks else None
 
     @property
@@ -107,9 +99,9 @@ class Looking:
         looks = self._unseen, self._frozen
         return any(look is not None and look.used for look in looks)
 
-    def take(self, model: nn.Module, known: Collection[int] | None) -> list[str]:
+    def take(self, model: nn.Module) -> list[str]:
         """Return the paths of what was found, and look no more in this backward."""
-        found, self._unseen = self._unseen, None
+        known, found, self._unseen = self._known(model), self._unseen, None
         paths = [] if found is None else found.end(model, known)
         if self._frozen is not None and known is not None:
             paths += [p for p in unseen_frozen(model, known) if p in self._frozen.used]
