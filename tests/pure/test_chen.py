@@ -13,7 +13,7 @@ from outcore.ir.program import Run
 from outcore.ir.trace import Phase, Ref, Role
 from outcore.lower import lower
 from outcore.policies import resolve
-from outcore.policies.chen import articulation_points
+from outcore.policies.checkpoints import articulation_points
 from outcore.simulate import simulate
 from tests.pure.building import TraceBuilder, small_hardware
 

@@ -28,7 +28,7 @@ from outcore.policies import (
     floor,
     floor_plan,
     parse_policy,
-    recompute_all,
+    reruns,
     resolve,
     spec_text,
 )
@@ -492,7 +492,7 @@ def test_recompute_all_bounds_the_ops_of_a_recomputation():
 def test_recompute_all_of_a_deep_network_is_a_program_that_memory_holds(monkeypatch):
     problem = chain((64,) * 40)
     deep = RecomputeAll().plan(problem)
-    monkeypatch.setattr(recompute_all, "MOST_AGAIN", 100)
+    monkeypatch.setattr(reruns, "MOST_AGAIN", 100)
     limited = RecomputeAll().plan(problem)
     counts = [
         sum(getattr(step.action, "again", False) for step in lower(problem, plan).body)

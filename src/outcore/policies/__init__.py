@@ -7,10 +7,10 @@ from outcore.policies.floor import (
     floor,
     floor_plan,
     infeasible,
-    lean_plans,
     leanest_plan,
     plan_floor,
 )
+from outcore.policies.lean import lean_plans
 from outcore.policies.overflow import overflow, with_roomy_host
 from outcore.policies.plugins import KnownPolicies, Plugin, plugins
 from outcore.policies.policy import Hasty, Improver, Policy

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from math import isqrt, sqrt
+from math import sqrt
 from typing import ClassVar
 
 from outcore.errors import InfeasibleError
-from outcore.ir.plan import Choice, Gap, Plan, Recompute
+from outcore.ir.plan import Gap, Plan
 from outcore.ir.problem import Problem
 from outcore.lower import lower
-from outcore.policies.candidates import candidates, recomputable
+from outcore.policies.candidates import candidates
+from outcore.policies.checkpoints import between, between_every_root, crossing_points
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
 from outcore.policies.settle import settle
 from outcore.simulate import simulate
@@ -48,23 +49,21 @@ class ChenSqrt:
         Raises InfeasibleError if it does not fit; with `greedy`, if none of the tried plans fits.
         """
         gaps = candidates(problem, self.min_bytes)
-        crossing = {gap.buffer for gap in gaps}
-        points = [b for b in articulation_points(problem) if b in crossing]
         if self.greedy:
-            return self._fastest(problem, gaps, points)
-        step = max(1, isqrt(len(points)))
-        return settle(problem, _between(problem, gaps, points[step - 1 :: step]), self)
+            return self._fastest(problem, gaps)
+        return settle(problem, between_every_root(problem, gaps), self)
 
-    def _fastest(self, problem: Problem, gaps: Sequence[Gap], points: Sequence[int]) -> Plan:
+    def _fastest(self, problem: Problem, gaps: Sequence[Gap]) -> Plan:
         """The fastest of the greedy plans that fit.
 
         Raises InfeasibleError, with the smallest budget that one of them meets, if none fits.
         """
         found: list[tuple[float, Plan]] = []
         leanest: InfeasibleError | None = None
+        points = crossing_points(problem, gaps)
         for checkpoints in dict.fromkeys(_greedily(problem, points)):
             try:
-                plan = settle(problem, _between(problem, gaps, checkpoints), self)
+                plan = settle(problem, between(problem, gaps, checkpoints), self)
             except InfeasibleError as error:
                 if leanest is None or error.floor_bytes < leanest.floor_bytes:
                     leanest = error
@@ -77,26 +76,6 @@ class ChenSqrt:
             raise leanest
         finally:
             del leanest  # its traceback refers to this frame: a cycle that keeps callers' data
-
-
-def articulation_points(problem: Problem) -> tuple[int, ...]:
-    """Buffers that alone connect the forward ops before them with those after, in execution order.
-
-    What the caller holds (parameters, inputs) does not connect ops. Linear in the forward ops.
-    """
-    trace = problem.trace
-    forward = range(trace.boundary)
-    last_read = {b: op for op in forward for b in trace.reads[op]}
-    held = {b.id for b in trace.buffers if b.borrowed}
-    across: set[int] = set()
-    points: list[int] = []
-    for op in forward:
-        made = {b for b in trace.writes[op] if last_read.get(b, -1) > op} - held
-        across |= made
-        across -= {b for b in trace.reads[op] if last_read[b] <= op}
-        if len(across) == 1 and across == made:
-            points += across
-    return tuple(points)
 
 
 def _greedily(problem: Problem, points: Collection[int]) -> Iterator[tuple[int, ...]]:
@@ -113,11 +92,3 @@ def _greedily(problem: Problem, points: Collection[int]) -> Iterator[tuple[int, 
                 chosen.append(buffer)
                 since = 0
         yield tuple(chosen)
-
-
-def _between(
-    problem: Problem, gaps: Sequence[Gap], checkpoints: Collection[int]
-) -> dict[Gap, Choice]:
-    """Recompute every gap, except if its buffer is a checkpoint or cannot be recomputed."""
-    kept, again = set(checkpoints), recomputable(problem, gaps)
-    return {gap: Recompute(stay=True) for gap in gaps if gap.buffer not in kept and gap in again}

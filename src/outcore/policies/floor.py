@@ -7,25 +7,18 @@ smallest budget that a plan can be made to fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from outcore.errors import InfeasibleError
-from outcore.ir.hardware import Tier
-from outcore.ir.liveness import gaps
 from outcore.ir.memory import fits
-from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
-from outcore.ir.profile import Profile
 from outcore.ir.store import digest
 from outcore.ir.trace import Role, Trace
 from outcore.lower import lower
 from outcore.lower.donate import donate
 from outcore.lower.expand import expand
-from outcore.lower.place import place
-from outcore.policies.candidates import away, candidates, recomputable
-from outcore.policies.policy import MIN_BYTES
+from outcore.policies.lean import lean_plans
 from outcore.policies.summit import summit
 
 
@@ -44,9 +37,7 @@ class Floor:
 def floor(problem: Problem) -> Floor:
     """The smallest device budget that some plan meets within the outer tiers' limits.
 
-    It is the least of these plans: every gap offloaded, the gaps across the boundary offloaded,
-    everything kept. If the outer tiers have no room for the first two, plans that recompute what
-    can be recomputed replace them. Ops run as the variants with the smallest workspaces.
+    It is the least of `lean_plans`.
     """
     return leanest(problem)[0]
 
@@ -110,54 +101,3 @@ def plan_floor(problem: Problem, plan: Plan) -> Floor:
     most = summit(problem, draft)
     where = most.where(problem, draft)
     return Floor(most.nbytes, where, max(0, most.nbytes - problem.outside_bytes))
-
-
-def lean_plans(problem: Problem) -> Iterator[Plan]:
-    """Plans of little memory inside the outer tiers' limits; the last keeps everything."""
-    variants = _smallest_workspaces(problem.profile)
-
-    def plan(choices: dict[Gap, Choice]) -> Plan:
-        return make_plan(choices, "floor", variants=variants)
-
-    offloading = [p for p in map(plan, _offloading(problem)) if _outer_fits(problem, p)]
-    recomputing = map(plan, _recomputing(problem))
-    yield from offloading or filter(partial(_outer_fits, problem), recomputing)
-    yield plan({})
-
-
-def _smallest_workspaces(profile: Profile) -> dict[int, int]:
-    """Op -> its variant with the smallest workspace, for the ops that have alternatives."""
-
-    def workspace(op: int, variant: int) -> int:
-        return profile.cost(op, variant).workspace_bytes
-
-    return {
-        op: min(range(len(costs) + 1), key=partial(workspace, op))
-        for op, costs in profile.alternatives
-    }
-
-
-def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Offload the gaps across the boundary, then every gap; nothing without an outer tier."""
-    leave = away(problem)
-    if isinstance(leave, Offload):
-        trace = problem.trace
-        every = gaps(trace)
-        yield dict.fromkeys(candidates(problem, MIN_BYTES), leave)
-        yield {g: leave for g in every if trace.buffers[g.buffer].nbytes}
-
-
-def _recomputing(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Recompute what crosses the boundary if possible; offload the rest, then keep it."""
-    crossing = candidates(problem, 1)
-    again: dict[Gap, Choice] = dict.fromkeys(recomputable(problem, crossing), Recompute())
-    rest: dict[Gap, Choice] = dict.fromkeys(crossing, away(problem))
-    yield rest | again
-    yield again
-
-
-def _outer_fits(problem: Problem, plan: Plan) -> bool:
-    """Whether `plan`, without overlap, stays inside the limits of the outer tiers."""
-    slots = place(donate(problem.trace, expand(problem, plan))).slots
-    outer = (slot for slot in slots if slot.tier is not Tier.DEVICE)
-    return all(slot.offset + slot.nbytes <= problem.limit_bytes(slot.tier) for slot in outer)

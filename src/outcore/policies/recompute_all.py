@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from outcore.errors import PolicyError
-from outcore.ir.liveness import liveness
 from outcore.ir.plan import Choice, Gap, Plan, Recompute
 from outcore.ir.problem import Problem
-from outcore.policies.candidates import away, candidates, ops_again, recomputable
+from outcore.policies.candidates import away, candidates, recomputable
 from outcore.policies.policy import MIN_BYTES, check_min_bytes
+from outcore.policies.reruns import limited
 from outcore.policies.settle import settle
-
-MOST_AGAIN = 1_000_000
-"""About how many ops run again in all if `max_ops` sets no limit. In networks of thousands of
-layers their number would be the square of the layers, a program that no memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class RecomputeAll:
     min_bytes: int = MIN_BYTES
     """Smaller buffers are kept."""
     max_ops: int = 0
-    """The most ops that one recomputation may run; 0: any number, as far as `MOST_AGAIN` allows."""
+    """The most ops that one recomputation may run; 0: any number (as far as `limited` allows)."""
     stay: bool = False
     """Whether what a recomputation passes through stays for its own next use."""
 
@@ -53,23 +48,8 @@ class RecomputeAll:
         gaps = candidates(problem, self.min_bytes)
         again = recomputable(problem, gaps)
         choices: dict[Gap, Choice] = dict.fromkeys(gaps, away(problem))
-        cheap = self._cheap(problem, (gap for gap in gaps if gap in again))
+        cheap = [gap for gap in gaps if gap in again]
+        if self.max_ops or not self.stay:
+            cheap = limited(problem, cheap, self.max_ops)
         choices |= dict.fromkeys(cheap, Recompute(self.stay))
         return settle(problem, choices, self)
-
-    def _cheap(self, problem: Problem, gaps: Iterable[Gap]) -> list[Gap]:
-        """Those of `gaps`, in forward order, that need at most `max_ops` ops to recompute."""
-        gaps, trace = list(gaps), problem.trace
-        most = self.max_ops
-        if not most and not self.stay and len(gaps) * trace.boundary > 2 * MOST_AGAIN:
-            most = 2 * MOST_AGAIN // len(gaps)
-        if not most:
-            return gaps
-        live = liveness(trace)
-        dropped: dict[int, int] = {}
-        cheap = []
-        for gap in gaps:
-            if len(ops_again(trace, live, gap, dropped)) <= most:
-                cheap.append(gap)
-                dropped[gap.buffer] = gap.before
-        return cheap

@@ -1,0 +1,78 @@
+"""lean: plans that need little device memory, inside the limits of the outer tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from outcore.ir.hardware import Tier
+from outcore.ir.liveness import gaps
+from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
+from outcore.ir.problem import Problem
+from outcore.ir.profile import Profile
+from outcore.lower.donate import donate
+from outcore.lower.expand import expand
+from outcore.lower.place import place
+from outcore.policies.candidates import away, candidates, recomputable
+from outcore.policies.policy import MIN_BYTES
+
+
+def lean_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans of little memory inside the outer tiers' limits; the last keeps everything.
+
+    The first offload the gaps across the boundary, then every gap. If the outer tiers have no room
+    for either, plans follow that recompute what can be recomputed. Ops run as the variants with
+    the smallest workspaces. Every plan is made only when it is asked for.
+    """
+    variants = _smallest_workspaces(problem.profile)
+    found: list[dict[Gap, Choice]] = []
+    for choices in _choices(problem):
+        if choices not in found:
+            found.append(choices)
+            yield make_plan(choices, "floor", variants=variants)
+
+
+def _smallest_workspaces(profile: Profile) -> dict[int, int]:
+    """Op -> its variant with the smallest workspace, for the ops that have alternatives."""
+
+    def workspace(op: int, variant: int) -> int:
+        return profile.cost(op, variant).workspace_bytes
+
+    return {
+        op: min(range(len(costs) + 1), key=partial(workspace, op))
+        for op, costs in profile.alternatives
+    }
+
+
+def _choices(problem: Problem) -> Iterator[dict[Gap, Choice]]:
+    """The choices of `lean_plans`; some may come twice."""
+    offloading = [choices for choices in _offloading(problem) if _outer_fits(problem, choices)]
+    recomputing = _recomputing(problem)
+    yield from offloading or filter(partial(_outer_fits, problem), recomputing)
+    yield {}
+
+
+def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
+    """Offload the gaps across the boundary, then every gap; nothing without an outer tier."""
+    leave = away(problem)
+    if isinstance(leave, Offload):
+        trace = problem.trace
+        every = gaps(trace)
+        yield dict.fromkeys(candidates(problem, MIN_BYTES), leave)
+        yield {g: leave for g in every if trace.buffers[g.buffer].nbytes}
+
+
+def _recomputing(problem: Problem) -> Iterator[dict[Gap, Choice]]:
+    """Recompute what crosses the boundary if possible; offload the rest, then keep it."""
+    crossing = candidates(problem, 1)
+    again: dict[Gap, Choice] = dict.fromkeys(recomputable(problem, crossing), Recompute())
+    rest: dict[Gap, Choice] = dict.fromkeys(crossing, away(problem))
+    yield rest | again
+    yield again
+
+
+def _outer_fits(problem: Problem, choices: dict[Gap, Choice]) -> bool:
+    """Whether these choices, without overlap, stay inside the limits of the outer tiers."""
+    slots = place(donate(problem.trace, expand(problem, make_plan(choices)))).slots
+    outer = (slot for slot in slots if slot.tier is not Tier.DEVICE)
+    return all(slot.offset + slot.nbytes <= problem.limit_bytes(slot.tier) for slot in outer)
