@@ -21,7 +21,7 @@ def lean_plans(problem: Problem) -> Iterator[Plan]:
     """Plans of little memory inside the outer tiers' limits; the last keeps everything.
 
     The first offload the gaps across the boundary, then every gap. If the outer tiers have no room
-    for either, plans follow that recompute what can be recomputed. Ops run as the variants with
+    for the latter, plans follow that recompute what can be recomputed. Ops run as the variants with
     the smallest workspaces. Every plan is made only when it is asked for.
     """
     variants = _smallest_workspaces(problem.profile)
@@ -46,9 +46,11 @@ def _smallest_workspaces(profile: Profile) -> dict[int, int]:
 
 def _choices(problem: Problem) -> Iterator[dict[Gap, Choice]]:
     """The choices of `lean_plans`; some may come twice."""
-    offloading = [choices for choices in _offloading(problem) if _outer_fits(problem, choices)]
-    recomputing = _recomputing(problem)
-    yield from offloading or filter(partial(_outer_fits, problem), recomputing)
+    offloading = list(_offloading(problem))
+    fitting = [choices for choices in offloading if _outer_fits(problem, choices)]
+    yield from fitting
+    if not fitting or fitting[-1] is not offloading[-1]:
+        yield from (choices for choices in _recomputing(problem) if _outer_fits(problem, choices))
     yield {}
 
 

@@ -1,0 +1,55 @@
+"""lean_plans: plans of little memory, and the floors that they make, with limited outer tiers."""
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outcore.ir.hardware import Tier
+from outcore.ir.memory import fits, tier_bytes
+from outcore.ir.problem import Problem
+from outcore.lower import lower, lower_without_overlap
+from outcore.policies import floor, floor_plan, lean_plans
+from tests.pure.strategies import problems
+from tests.pure.test_policies import KIB, chain
+
+drawn = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+
+
+parts = st.sampled_from([0.0, 0.1, 0.3, 0.6, 0.99])
+"""How much of the bytes of all buffers an outer tier has room for."""
+
+
+def beside(problem: Problem, part: float) -> Problem:
+    """The problem with room in the outer tiers for `part` of all buffers."""
+    room = int(part * sum(buffer.nbytes for buffer in problem.trace.buffers))
+    return replace(problem, host_budget_bytes=room, disk_budget_bytes=room)
+
+
+def test_small_maps_are_recomputed_beside_a_host_with_room_for_most():
+    """All of them are below the size that is offloaded first, and nothing does not fit."""
+    problem = replace(chain((1,) * 50), budget_bytes=45 * KIB + 64 * KIB)
+    for host in (0, 49 * KIB):
+        limited = replace(problem, host_budget_bytes=host)
+        assert fits(limited, lower(limited, floor_plan(limited)))
+
+
+@drawn
+@given(problem=problems(), part=parts)
+def test_lean_plans_are_inside_the_outer_tiers_limits(problem, part):
+    problem = beside(problem, part)
+    for plan in lean_plans(problem):
+        program = lower_without_overlap(problem, plan)
+        for tier in (Tier.HOST, Tier.DISK):
+            assert tier_bytes(problem, program, tier) <= problem.limit_bytes(tier)
+
+
+@drawn
+@given(problem=problems(), room=st.tuples(parts, parts))
+def test_the_floor_never_rises_with_room_outside(problem, room):
+    # Without padding and donations: with them, what is offloaded may need more than what is kept
+    # or recomputed (`test_no_plan_needs_less_than_the_floor`).
+    hardware = replace(problem.hardware, fetch_padding_bytes=0)
+    plain = replace(problem, trace=replace(problem.trace, donations=()), hardware=hardware)
+    less, more = (floor(beside(plain, part)).nbytes for part in sorted(room))
+    assert more <= less
