@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, tier_bytes
 from outcore.ir.problem import Problem
+from outcore.ir.trace import Effect
 from outcore.lower import lower, lower_without_overlap
 from outcore.policies import floor, floor_plan, lean_plans
 from tests.pure.strategies import problems
@@ -32,6 +33,14 @@ def test_small_maps_are_recomputed_beside_a_host_with_room_for_most():
     for host in (0, 49 * KIB):
         limited = replace(problem, host_budget_bytes=host)
         assert fits(limited, lower(limited, floor_plan(limited)))
+
+
+def test_what_there_is_room_for_is_offloaded_if_nothing_can_be_recomputed():
+    problem = chain(effects={i: [Effect.UNREPEATABLE] for i in range(4)})
+    one = replace(problem, host_budget_bytes=64 * KIB)
+    assert floor(one).nbytes == floor(replace(problem, host_budget_bytes=0)).nbytes - 64 * KIB
+    plan = floor_plan(replace(one, budget_bytes=floor(one).nbytes))
+    assert [gap.buffer for gap, _ in plan.choices] == [1], "it waits the longest"
 
 
 @drawn

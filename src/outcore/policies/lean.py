@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 
 from outcore.ir.hardware import Tier
 from outcore.ir.liveness import gaps
@@ -21,8 +23,8 @@ def lean_plans(problem: Problem) -> Iterator[Plan]:
     """Plans of little memory inside the outer tiers' limits; the last keeps everything.
 
     The first offload the gaps across the boundary, then every gap. If the outer tiers have no room
-    for the latter, plans follow that recompute what can be recomputed. Ops run as the variants with
-    the smallest workspaces. Every plan is made only when it is asked for.
+    for the latter, plans follow that recompute, or that offload only some gaps. Ops run as the
+    variants with the smallest workspaces. Every plan is made only when it is asked for.
     """
     variants = _smallest_workspaces(problem.profile)
     found: list[dict[Gap, Choice]] = []
@@ -50,7 +52,7 @@ def _choices(problem: Problem) -> Iterator[dict[Gap, Choice]]:
     fitting = [choices for choices in offloading if _outer_fits(problem, choices)]
     yield from fitting
     if not fitting or fitting[-1] is not offloading[-1]:
-        yield from (choices for choices in _recomputing(problem) if _outer_fits(problem, choices))
+        yield from _with_little_room(problem)
     yield {}
 
 
@@ -64,13 +66,31 @@ def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
         yield {g: leave for g in every if trace.buffers[g.buffer].nbytes}
 
 
-def _recomputing(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Recompute what crosses the boundary if possible; offload the rest, then keep it."""
+def _with_little_room(problem: Problem) -> Iterator[dict[Gap, Choice]]:
+    """Recompute what can be, and offload as much of the rest as there is room for; then only one.
+
+    What is not offloaded for want of room is kept.
+    """
     crossing = candidates(problem, 1)
-    again: dict[Gap, Choice] = dict.fromkeys(recomputable(problem, crossing), Recompute())
-    rest: dict[Gap, Choice] = dict.fromkeys(crossing, away(problem))
-    yield rest | again
+    among = recomputable(problem, crossing)
+    again: dict[Gap, Choice] = dict.fromkeys(among, Recompute())
+    yield again | _offloaded(problem, [gap for gap in crossing if gap not in among])
+    yield _offloaded(problem, crossing)
     yield again
+
+
+def _offloaded(problem: Problem, crossing: Sequence[Gap]) -> dict[Gap, Choice]:
+    """Offload the first of the gaps `crossing` the boundary, as many as there is room for.
+
+    What crosses the boundary keeps its place in the outer tier, so nothing shares its bytes.
+    """
+    leave = away(problem)
+    if not isinstance(leave, Offload):
+        return {}
+    buffers, size = problem.trace.buffers, problem.hardware.slot_bytes
+    nbytes = (size(leave.tier, buffers[gap.buffer].nbytes, copied=True) for gap in crossing)
+    count = bisect_right(list(accumulate(nbytes)), problem.limit_bytes(leave.tier))
+    return dict.fromkeys(crossing[:count], leave)
 
 
 def _outer_fits(problem: Problem, choices: dict[Gap, Choice]) -> bool:
