@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, tier_bytes
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
+from outcore.ir.program import Run
 from outcore.ir.trace import Effect
 from outcore.lower import lower, lower_without_overlap
-from outcore.policies import floor, floor_plan, lean_plans
+from outcore.policies import floor, floor_plan, lean_plans, reruns
 from tests.pure.strategies import problems
 from tests.pure.test_policies import KIB, chain
 
@@ -41,6 +43,32 @@ def test_what_there_is_room_for_is_offloaded_if_nothing_can_be_recomputed():
     assert floor(one).nbytes == floor(replace(problem, host_budget_bytes=0)).nbytes - 64 * KIB
     plan = floor_plan(replace(one, budget_bytes=floor(one).nbytes))
     assert [gap.buffer for gap, _ in plan.choices] == [1], "it waits the longest"
+
+
+def reruns_per_op(problem: Problem, plan: Plan) -> float:
+    actions = [each.action for each in lower(problem, plan, fast=True).body]
+    return sum(isinstance(x, Run) and x.again for x in actions) / len(problem.trace.ops)
+
+
+def test_a_deep_network_is_profiled_with_few_reruns():
+    problem = replace(chain((1,) * 1000), host_budget_bytes=0)
+    for budget, most in ((200 * KIB, 1), (110 * KIB, 20)):
+        tight = replace(problem, budget_bytes=budget)
+        assert reruns_per_op(tight, floor_plan(tight)) < most
+
+
+def test_a_network_that_is_not_so_deep_has_no_limit_at_the_floor():
+    problem = replace(chain((1,) * 100), host_budget_bytes=0)
+    lowest = floor(problem).nbytes
+    assert lowest == floor(replace(chain((1,) * 10), host_budget_bytes=0)).nbytes
+    tight = replace(problem, budget_bytes=lowest)
+    assert reruns_per_op(tight, floor_plan(tight)) > 20
+
+
+def test_no_lean_plan_of_a_deep_network_runs_its_ops_without_end(monkeypatch):
+    problem = replace(chain((1,) * 100), host_budget_bytes=0)
+    monkeypatch.setattr(reruns, "MOST_AGAIN", 1000)
+    assert all(reruns_per_op(problem, plan) < 10 for plan in lean_plans(problem))
 
 
 @drawn

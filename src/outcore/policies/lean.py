@@ -16,7 +16,12 @@ from outcore.lower.donate import donate
 from outcore.lower.expand import expand
 from outcore.lower.place import place
 from outcore.policies.candidates import away, candidates, recomputable
+from outcore.policies.checkpoints import between_every_root
 from outcore.policies.policy import MIN_BYTES
+from outcore.policies.reruns import limited
+
+FEW_OPS = 32
+"""A recomputation takes long with more ops than this: a plan without such ones comes first."""
 
 
 def lean_plans(problem: Problem) -> Iterator[Plan]:
@@ -67,16 +72,27 @@ def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
 
 
 def _with_little_room(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Recompute what can be, and offload as much of the rest as there is room for; then only one.
+    """Recompute more and more at the cost of time; offload the rest as far as there is room.
 
-    What is not offloaded for want of room is kept.
+    What there is no room for is kept. The last two offload only, and recompute only.
     """
     crossing = candidates(problem, 1)
+    recomputing = _recomputing(problem, crossing)
+    for again in (*recomputing, {}):
+        yield again | _offloaded(problem, [gap for gap in crossing if gap not in again])
+    yield recomputing[-1]
+
+
+def _recomputing(problem: Problem, crossing: Sequence[Gap]) -> Sequence[dict[Gap, Choice]]:
+    """Recompute whatever can be; where that takes long, first one segment at a time, then less.
+
+    Segments run each op again about once; the others drop what a recomputation passes through.
+    """
     among = recomputable(problem, crossing)
-    again: dict[Gap, Choice] = dict.fromkeys(among, Recompute())
-    yield again | _offloaded(problem, [gap for gap in crossing if gap not in among])
-    yield _offloaded(problem, crossing)
-    yield again
+    again = [gap for gap in crossing if gap in among]
+    few, every = (limited(problem, again, most) for most in (FEW_OPS, 0))
+    dropping: list[dict[Gap, Choice]] = [dict.fromkeys(each, Recompute()) for each in (few, every)]
+    return dropping[1:] if few == every else [between_every_root(problem, crossing), *dropping]
 
 
 def _offloaded(problem: Problem, crossing: Sequence[Gap]) -> dict[Gap, Choice]:
