@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Hardware, Link, Tier, staging_bytes
-from outcore.ir.liveness import dead_gaps
+from outcore.ir.liveness import dead_gaps, gaps
 from outcore.ir.memory import fits, staging_needed, tier_bytes
 from outcore.ir.plan import Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Cost, Profile, Source
-from outcore.ir.trace import Phase, Ref, Role
+from outcore.ir.program import Program
+from outcore.ir.trace import Effect, Phase, Ref, Role
 from outcore.ir.verify_plan import verify_plan
-from outcore.lower import lower
+from outcore.lower import lower, lower_without_overlap
 from outcore.planfile import check_saved
 from outcore.policies import floor_plan, overflow, resolve, with_roomy_host
 from outcore.simulate import simulate
@@ -151,9 +152,65 @@ def test_the_plan_fits_every_tier(data):
     verify_plan(problem, plan)
     program = lower(problem, plan)
     assert fits(problem, program)
-    taken = tier_bytes(problem, program, HOST) + staging_needed(problem.trace, plan)
-    assert taken <= problem.limit_bytes(HOST)
+    assert inside_the_host(problem, plan, program)
     simulate(problem, program)
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_the_plan_of_a_program_without_overlap_fits_the_outer_tiers(data):
+    problem, hardware = data.draw(problems()), data.draw(hardwares(tiers=(HOST, DISK)))
+    host = data.draw(st.integers(0, 8000))
+    problem = replace(problem, hardware=hardware, host_budget_bytes=host, disk_budget_bytes=None)
+    every = make_plan(dict.fromkeys(gaps(problem.trace), Offload(HOST)))
+    try:
+        plan = overflow(problem, every, overlap=False)
+    except InfeasibleError:
+        return
+    program = lower_without_overlap(problem, plan)
+    assert inside_the_host(problem, plan, program)
+    assert tier_bytes(problem, program, DISK) <= problem.limit_bytes(DISK)
+
+
+def inside_the_host(problem: Problem, plan: Plan, program: Program) -> bool:
+    taken = tier_bytes(problem, program, HOST) + staging_needed(problem.trace, plan)
+    return taken <= problem.limit_bytes(HOST)
+
+
+def two_in_turn(host_bytes: int = MAP_BYTES) -> Problem:
+    """One map waits until the next one begins to, and both leave the device for a large one.
+
+    With overlap, the first comes back before the second leaves, which then takes its place.
+    """
+    t = TraceBuilder()
+    x = t.new(16, Role.INPUT, borrowed=True)
+    first, second, large = (t.new(n, Role.ACTIVATION) for n in (256, 256, 512))
+
+    def op(read: int, made: int = 0) -> int:
+        made = made or t.new(16, Role.ACTIVATION)
+        t.op("test.f", (Ref(read),), (made,), effects=[Effect.UNREPEATABLE])
+        return made
+
+    for read, made in ((x, first), *((x, 0),) * 5, (x, second), (first, 0), (x, 0), (x, large)):
+        op(read, made)
+    for read in (large, x):
+        op(read)
+    trace = t.trace([x], (Ref(op(second)),))
+    n = len(trace.ops)
+    profile = Profile((1e-3,) * n, (0,) * n, Source.ESTIMATED)
+    return replace(chained(host_bytes), trace=trace, profile=profile, budget_bytes=2560)
+
+
+def test_without_overlap_copies_lie_in_the_host_for_longer() -> None:
+    problem = two_in_turn()
+    plan = make_plan(dict.fromkeys(gaps(problem.trace), Offload(HOST)))
+    assert set(away(overflow(problem, plan)).values()) == {HOST}
+    with pytest.raises(InfeasibleError) as caught:
+        overflow(problem, plan, overlap=False)
+    assert (caught.value.tier, caught.value.floor_bytes) == ("host", 2 * MAP_BYTES)
+    enough = replace(problem, host_budget_bytes=2 * MAP_BYTES)
+    found = overflow(enough, plan, overlap=False)
+    assert fits(enough, lower_without_overlap(enough, found))
 
 
 def test_what_is_held_for_reruns_goes_to_the_disk_as_well() -> None:

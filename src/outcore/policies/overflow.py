@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.memory import staging_needed, tier_bytes
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
 from outcore.ir.store import digest
-from outcore.lower import lower
+from outcore.lower import lower, lower_without_overlap
 from outcore.policies.settle import outer_too_small
 
 
@@ -27,24 +28,31 @@ def with_roomy_host(problem: Problem) -> Problem:
     return replace(problem, hardware=hardware, host_budget_bytes=room, disk_budget_bytes=0)
 
 
-def overflow(problem: Problem, plan: Plan) -> Plan:
+def overflow(problem: Problem, plan: Plan, *, overlap: bool = True) -> Plan:
     """The plan with as much of its offloads sent to the disk as the host's limit requires.
 
     What leaves first goes to the disk: it comes back last, so a slow disk has the most time. A
     large buffer goes there only if the smaller ones are not enough, because the staging buffers on
     the host have the size of the largest buffer on the disk. Lowers the plan once for each distinct
-    size up to that one, and about log2(n) times for n buffers. Raises InfeasibleError if a tier is
+    size up to that one, and about log2(n) times for n buffers. `overlap`: whether it is to run with
+    overlap; without, copies may lie in an outer tier longer. Raises InfeasibleError if a tier is
     too small.
     """
     sizes = [buffer.nbytes for buffer in problem.trace.buffers]
     away = [gap for gap, choice in plan.choices if isinstance(choice, Offload)]
     order = list(dict.fromkeys(g.buffer for g in sorted(away, key=lambda g: (g.after, g.buffer))))
 
+    lowered = partial(lower, fast=True) if overlap else lower_without_overlap
+
+    def taken(found: Plan, tier: Tier) -> int:
+        """Bytes of `tier` that `found` needs."""
+        return tier_bytes(problem, lowered(problem, found), tier)
+
     def over(moved: Sequence[int]) -> int:
         """Bytes of host memory beyond its limit with the buffers `moved` on the disk."""
         found = _moved(plan, moved)
         staging = staging_needed(problem.trace, found)
-        return _taken(problem, found, Tier.HOST) + staging - problem.limit_bytes(Tier.HOST)
+        return taken(found, Tier.HOST) + staging - problem.limit_bytes(Tier.HOST)
 
     least = over(())
     chosen: Sequence[int] = ()
@@ -58,7 +66,7 @@ def overflow(problem: Problem, plan: Plan) -> Plan:
     if least > 0:
         raise outer_too_small(problem, Tier.HOST, least, plan.policy)
     found = _moved(plan, chosen)
-    excess = _taken(problem, found, Tier.DISK) - problem.limit_bytes(Tier.DISK)
+    excess = taken(found, Tier.DISK) - problem.limit_bytes(Tier.DISK)
     if excess > 0:
         raise outer_too_small(problem, Tier.DISK, excess, plan.policy)
     return replace(found, problem_digest=digest(problem), trace_digest=digest(problem.trace))
@@ -90,11 +98,6 @@ def _moved(plan: Plan, buffers: Sequence[int]) -> Plan:
 
     choices = {gap: choice(gap, before) for gap, before in plan.choices}
     return make_plan(choices, plan.policy, variants=plan.by_op)
-
-
-def _taken(problem: Problem, plan: Plan, tier: Tier) -> int:
-    """Bytes of `tier` that the lowered `plan` needs."""
-    return tier_bytes(problem, lower(problem, plan, fast=True), tier)
 
 
 def _with_capacity(hardware: Hardware, given: dict[Tier, int]) -> Hardware:

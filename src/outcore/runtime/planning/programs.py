@@ -83,7 +83,7 @@ class Programs:
             return program, resident_bytes + spare
         make = leanest_plan if leanest else floor_plan
         try:
-            problem, plan = self._solver.solve(shares, problem, make)
+            problem, plan = self._solver.solve(shares, problem, make, overlap=False)
         except InfeasibleError as error:
             error.at_least = True
             raise
@@ -122,7 +122,7 @@ class Programs:
         if Tier.DISK in without:
             plan = floor_plan(replace(problem, host_budget_bytes=0, disk_budget_bytes=0))
         else:
-            problem, plan = self._solver.solve(shares, problem, floor_plan)
+            problem, plan = self._solver.solve(shares, problem, floor_plan, overlap=False)
         return lower_without_overlap(problem, plan)
 
     @gc_paused()

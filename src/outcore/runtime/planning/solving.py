@@ -327,17 +327,19 @@ class Solver:
         hardware = self._with_disk(problem.hardware) or problem.hardware
         return replace(problem, hardware=hardware, disk_budget_bytes=room)
 
-    def solve(self, shares: Shares, problem: Problem, make: Make) -> tuple[Problem, Plan]:
+    def solve(
+        self, shares: Shares, problem: Problem, make: Make, *, overlap: bool = True
+    ) -> tuple[Problem, Plan]:
         """The plan of `make`; if that has none, with a disk beyond the host.
 
-        Returns the problem that the plan is for, too. Raises InfeasibleError as `make` does, naming
-        a budget that includes the margin.
+        Returns the problem that the plan is for, too. `overlap`: whether it is to run with overlap.
+        Raises InfeasibleError as `make` does, naming a budget that includes the margin.
         """
         with naming_any_budget(problem.budget_bytes):
-            return self._solve_somewhere(shares, problem, make)
+            return self._solve_somewhere(shares, problem, make, overlap=overlap)
 
     def _solve_somewhere(
-        self, shares: Shares, problem: Problem, make: Make
+        self, shares: Shares, problem: Problem, make: Make, *, overlap: bool
     ) -> tuple[Problem, Plan]:
         try:
             return problem, make(problem)
@@ -361,7 +363,7 @@ class Solver:
             if hardware is None:
                 raise
         wider = replace(wider, hardware=hardware)
-        return wider, overflow(wider, plan)
+        return wider, overflow(wider, plan, overlap=overlap)
 
     def _with_disk(self, hardware: Hardware) -> Hardware | None:
         """`hardware` with a disk beyond the host (measured once); None if the machine has none."""
