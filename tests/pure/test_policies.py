@@ -506,6 +506,22 @@ def test_recompute_all_of_a_deep_network_is_a_program_that_memory_holds(monkeypa
     )
 
 
+@pytest.mark.parametrize("spec", ["superneurons", "cheap"])
+def test_what_is_recomputed_by_a_rule_is_a_program_that_memory_holds(spec, monkeypatch):
+    deep = chain((64,) * 80)
+    profile = replace(deep.profile, seconds=(1e-6,) * len(deep.trace.ops))
+    problem = replace(deep, budget_bytes=40 * 64 * KIB, profile=profile)
+    plans = [resolve(spec).plan(problem)]
+    monkeypatch.setattr(reruns, "MOST_AGAIN", 100)
+    plans.append(resolve(spec).plan(problem))
+    free, limited = (
+        sum(getattr(step.action, "again", False) for step in lower(problem, plan).body)
+        for plan in plans
+    )
+    assert free > 700
+    assert 50 < limited <= 200
+
+
 def test_without_an_outer_tier_nothing_is_offloaded():
     problem = problem_of(chain().trace, 1 << 30, host_bytes=0)
     for spec in ("swap-all", "swap-opt", "pooch"):

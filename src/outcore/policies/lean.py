@@ -90,7 +90,7 @@ def _recomputing(problem: Problem, crossing: Sequence[Gap]) -> Sequence[dict[Gap
     """
     among = recomputable(problem, crossing)
     again = [gap for gap in crossing if gap in among]
-    few, every = (limited(problem, again, most) for most in (FEW_OPS, 0))
+    few, every = (limited(problem.trace, again, most) for most in (FEW_OPS, 0))
     dropping: list[dict[Gap, Choice]] = [dict.fromkeys(each, Recompute()) for each in (few, every)]
     return dropping[1:] if few == every else [between_every_root(problem, crossing), *dropping]
 

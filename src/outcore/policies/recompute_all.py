@@ -50,6 +50,6 @@ class RecomputeAll:
         choices: dict[Gap, Choice] = dict.fromkeys(gaps, away(problem))
         cheap = [gap for gap in gaps if gap in again]
         if self.max_ops or not self.stay:
-            cheap = limited(problem, cheap, self.max_ops)
+            cheap = limited(problem.trace, cheap, self.max_ops)
         choices |= dict.fromkeys(cheap, Recompute(self.stay))
         return settle(problem, choices, self)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from outcore.ir.liveness import liveness
 from outcore.ir.plan import Gap
-from outcore.ir.problem import Problem
+from outcore.ir.trace import Trace
 from outcore.policies.candidates import ops_again
 
 MOST_AGAIN = 1_000_000
@@ -14,13 +14,13 @@ MOST_AGAIN = 1_000_000
 layers their number would be the square of the layers, a program that no memory holds."""
 
 
-def limited(problem: Problem, gaps: Iterable[Gap], max_ops: int = 0) -> list[Gap]:
+def limited(trace: Trace, gaps: Iterable[Gap], max_ops: int = 0) -> list[Gap]:
     """Those of `gaps`, in forward order, that need at most `max_ops` ops to recompute.
 
     Each recomputation drops what it passes through. The others are starts for those after them.
     0: any number of ops, as far as `MOST_AGAIN` allows.
     """
-    gaps, trace = list(gaps), problem.trace
+    gaps = list(gaps)
     most = max_ops
     if not most and len(gaps) * trace.boundary > 2 * MOST_AGAIN:
         most = 2 * MOST_AGAIN // len(gaps)

@@ -52,7 +52,7 @@ class PoochModel:
         *,
         early: bool = False,
     ) -> None:
-        self.capacity_bytes, self.early = capacity_bytes, early
+        self.trace, self.capacity_bytes, self.early = problem.trace, capacity_bytes, early
         self.log = record(problem, gaps, tier)
         self.targets = self.log.targets
         producer = liveness(problem.trace).producer

@@ -20,6 +20,7 @@ from outcore.policies.pooch.backward import Backward
 from outcore.policies.pooch.log import KEEP, OFFLOAD, RECOMPUTE, Kind
 from outcore.policies.pooch.model import PoochModel
 from outcore.policies.pooch.plan import choices_of
+from outcore.policies.reruns import limited
 from outcore.policies.settle import settle
 
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "conv", "conv_backward"})
@@ -76,7 +77,10 @@ class SuperNeurons:
 
 
 def by_type(problem: Problem, model: PoochModel) -> list[Kind]:
-    """One kind per target. What cannot be recomputed is offloaded, whatever made it."""
+    """One kind per target. What cannot be recomputed is offloaded, whatever made it.
+
+    So is what it would take too many ops to recompute in a network of thousands of layers.
+    """
     count = len(model.targets)
 
     def kept(number: int) -> list[Kind]:
@@ -86,11 +90,14 @@ def by_type(problem: Problem, model: PoochModel) -> list[Kind]:
     # The kept targets are the end of the list, and one more never needs less memory. So bisection
     # finds the first that does not fit.
     most = bisect_right(range(1, count + 1), False, key=lambda n: not model.fits(kept(n)))
-    kinds = kept(most)
-    for number, made_by in enumerate(model.producers):
+    again = {}
+    for number, made_by in enumerate(model.producers[: count - most]):
         convolution = made_by is not None and _is_convolution(problem, made_by)
-        if kinds[number] is OFFLOAD and model.targets[number].recomputable and not convolution:
-            kinds[number] = RECOMPUTE
+        if model.targets[number].recomputable and not convolution:
+            again[model.targets[number].gap] = number
+    kinds = kept(most)
+    for gap in limited(problem.trace, again):
+        kinds[again[gap]] = RECOMPUTE
     return kinds
 
 
