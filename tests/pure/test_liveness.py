@@ -7,7 +7,8 @@ from hypothesis import given
 from outcore.ir.liveness import gaps, liveness
 from outcore.ir.plan import Gap
 from outcore.ir.text import parse, to_text
-from outcore.ir.trace import Effect, Trace, refs
+from outcore.ir.trace import Effect, Ref, Role, Trace, refs
+from tests.pure.building import TraceBuilder
 from tests.pure.strategies import small_trace, traces
 
 
@@ -54,6 +55,14 @@ def test_what_an_op_mutates_is_held() -> None:
     assert liveness(edited("-> %5 @", "-> %5 !mutates @")).held[4]
 
 
+def test_what_no_op_can_free_is_held() -> None:
+    t = TraceBuilder()
+    x, out, tangent = (t.new(16, role) for role in (Role.INPUT, Role.ACTIVATION, Role.GRAD))
+    assert liveness(t.trace([x], (), [tangent], (None,))).held == (True, False, True)
+    t.op("test.f", (Ref(x),), (out,))
+    assert liveness(t.trace([x], (Ref(out),), [tangent], (None,))).held == (False, True, True)
+
+
 def test_what_the_caller_passes_and_does_not_hold_has_gaps() -> None:
     trace = edited('borrowed "x"', '"x"')
     assert Gap(0, 0, 8) in gaps(trace)
@@ -94,14 +103,17 @@ def test_uses_are_the_ops_that_touch_a_buffer(trace: Trace) -> None:
 
 
 @given(traces(mutates=True))
-def test_held_buffers_are_those_the_caller_has_or_an_op_mutates(trace: Trace) -> None:
+def test_held_buffers_are_those_the_caller_has_an_op_mutates_or_no_op_can_free(
+    trace: Trace,
+) -> None:
     returned = {trace.values[r.value].buffer for r in refs((trace.outputs, trace.gradients))}
     mutated = {
         buffer for op in trace.ops if Effect.MUTATES in op.effects for buffer in trace.reads[op.id]
     }
     borrowed = {b.id for b in trace.buffers if b.borrowed}
+    last = trace.tangents if trace.boundary == len(trace.ops) else ()
     held = {i for i, held in enumerate(liveness(trace).held) if held}
-    assert held == returned | mutated | borrowed
+    assert held == returned | mutated | borrowed | {trace.values[v].buffer for v in last}
 
 
 @given(traces(mutates=True))

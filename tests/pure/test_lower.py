@@ -21,6 +21,7 @@ from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Copy, Free, Instruction, Program, Run, Stream
 from outcore.ir.text import parse, to_text
 from outcore.ir.trace import Donation, Phase, Ref, Role
+from outcore.ir.verify import verify_trace
 from outcore.lower import lower
 from outcore.simulate import simulate
 from tests.pure import meaning
@@ -400,3 +401,19 @@ class TestTime:
                 ran = span.stop_seconds
             elif isinstance(each.action, Copy) and each.stream is Stream.OUT:
                 assert span.start_seconds >= ran
+
+
+@pytest.mark.parametrize("ops", [0, 1])
+def test_what_is_passed_in_after_the_last_op_stays(ops: int) -> None:
+    """No op runs after that, so none could free it."""
+    t = TraceBuilder()
+    x, out, tangent = (t.new(16, role) for role in (Role.INPUT, Role.ACTIVATION, Role.GRAD))
+    for _ in range(ops):
+        t.op("test.f", (Ref(x),), (out,))
+    trace = t.trace([x], (Ref(out),) * ops, [tangent], (None,))
+    verify_trace(trace)
+    profile = Profile((1e-3,) * ops, (0,) * ops, Source.ESTIMATED)
+    problem = replace(small_problem(), trace=trace, profile=profile)
+    program = lower(problem, KEEP_ALL)
+    found = [program.slots[s].buffer for s in program.results]
+    assert found == ([1, 2] if ops else [0, 2])

@@ -9,7 +9,7 @@ from itertools import pairwise
 from outcore.ir.family import once_per_family
 from outcore.ir.once import once_per_trace
 from outcore.ir.plan import Gap
-from outcore.ir.trace import Effect, Trace
+from outcore.ir.trace import Effect, Ref, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class Liveness:
 
     `producer`: the op that makes it; None if the caller passes it. `uses`: the ops that touch it,
     ascending, the producer included. `held`: it stays on the device until the end, because the
-    caller has it, or because an op mutates it (an earlier copy would be stale afterwards).
+    caller has it, because an op mutates it (an earlier copy would be stale afterwards), or because
+    no op runs once it is passed in, so none could free it.
     """
 
     producer: tuple[int | None, ...]
@@ -41,8 +42,17 @@ def liveness(trace: Trace) -> Liveness:
     results = set(trace.value_buffers((trace.outputs, trace.gradients)))
     for mutating in (op for op in trace.ops if Effect.MUTATES in op.effects):
         results |= set(trace.reads[mutating.id])
+    results |= set(trace.value_buffers(tuple(map(Ref, _last_passed_in(trace)))))
     held = tuple(b.borrowed or b.id in results for b in trace.buffers)
     return Liveness(tuple(producer), tuple(map(tuple, uses)), held)
+
+
+def _last_passed_in(trace: Trace) -> Iterator[int]:
+    """The values that are passed in after the last op."""
+    if not trace.ops:
+        yield from trace.inputs
+    if trace.boundary == len(trace.ops):
+        yield from trace.tangents
 
 
 @once_per_trace
