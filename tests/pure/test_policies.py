@@ -555,6 +555,16 @@ def test_a_policy_that_cannot_meet_the_budget_says_which_and_what_it_needs():
     assert caught.value.floor_bytes == 323 * KIB
 
 
+def test_what_fails_first_is_named_and_then_the_outer_tier_that_would():
+    effects = {i: [Effect.UNREPEATABLE] for i in range(4)}
+    problem = replace(chain(effects=effects), budget_bytes=100 * KIB, host_budget_bytes=64 * KIB)
+    with pytest.raises(InfeasibleError, match="no plan fits a device budget of 100 KiB") as caught:
+        resolve("superneurons").plan(problem)
+    assert caught.value.floor_bytes == 192 * KIB
+    (note,) = caught.value.__notes__
+    assert note.startswith("outcore: with that budget, no plan fits a host budget of 64.0 KiB")
+
+
 @pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
     gc.collect()

@@ -48,22 +48,26 @@ class SuperNeurons:
 
         What to keep is chosen as if everything else were offloaded. What is recomputed instead may
         need more than there is. With a larger budget more is kept, which may again need more. So
-        the budget in the error has been tried.
+        the budget in the error has been tried. If an outer tier is too small there, a note says so.
         """
         try:
             return self.plan_once(problem)
         except InfeasibleError as error:
-            refusal = error
-        while refusal.tier == Tier.DEVICE.value:
+            refusal, there = error, error
+        while there.tier == Tier.DEVICE.value:
+            refusal = there
             try:
                 self.plan_once(replace(problem, budget_bytes=refusal.floor_bytes))
                 break
             except InfeasibleError as error:
-                refusal = error
+                there = error
         try:
-            raise replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
+            named = replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
+            if there.tier != refusal.tier:
+                named.add_note(f"outcore: with that budget, {there}")
+            raise named
         finally:
-            del refusal  # its traceback refers to this frame: a cycle that keeps callers' data
+            del refusal, there, named  # tracebacks refer to this frame: cycles keep callers' data
 
     def plan_once(self, problem: Problem) -> Plan:
         """The plan of the rule. The budget that its error names has not been tried."""
