@@ -160,6 +160,25 @@ def test_a_convolution_beside_another_layer_shares_its_input():
     assert layers(problem, 1) == (Layer(4, (gap,), (gap,)), Layer(5, (), (), convolution=True))
 
 
+def test_a_weight_that_was_cast_is_no_input_beside_images_that_are_kept():
+    t, back = TraceBuilder(), Phase.BACKWARD
+    x, w = (t.new(4, role, borrowed=True) for role in (Role.INPUT, Role.PARAM))
+    tangent = t.new(4, Role.GRAD)
+    first, cast, c, g1, g2 = (t.new(4, Role.ACTIVATION) for _ in range(5))
+    t.op("aten.exp.default", (Ref(x),), (first,))
+    t.op("aten._to_copy.default", (Ref(w),), (cast,))
+    t.op("aten.convolution.default", (Ref(x), Ref(cast)), (c,))
+    t.op("aten.mul.Tensor", (Ref(tangent), Ref(first)), (g1,), back)
+    t.op("aten.convolution_backward.default", (Ref(g1), Ref(x), Ref(cast)), (g2,), back)
+    trace = t.trace([x, w], (Ref(c),), [tangent], (Ref(g2),))
+    problem = replace(
+        network(), trace=trace, profile=Profile((0.0,) * 5, (0,) * 5, Source.ESTIMATED)
+    )
+    _, convolution = layers(problem, 1)
+    assert [gap.buffer for gap in convolution.gaps] == [cast]
+    assert convolution.inputs == ()
+
+
 # ---- when copies go and come --------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ layer, one that runs before the backward of its own layer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -16,7 +16,7 @@ from outcore.ir.hardware import Tier
 from outcore.ir.liveness import liveness
 from outcore.ir.plan import Choice, Gap, Offload
 from outcore.ir.problem import Problem
-from outcore.ir.trace import Op
+from outcore.ir.trace import Op, Ref, Trace
 from outcore.policies.candidates import away, candidates
 from outcore.policies.superneurons.superneurons import CONVOLUTIONS
 
@@ -70,7 +70,7 @@ def layers(problem: Problem, min_bytes: int) -> tuple[Layer, ...]:
     retained = {g.buffer: g for g in candidates(problem, min_bytes) if g.buffer in needed}
     read = {op.id: [retained[b] for b in trace.reads[op.id] if b in retained] for op in backward}
     convolutions = {op.id for op in backward if _named(op, CONVOLUTIONS)}
-    inputs = {read[op][0] for op in convolutions if read[op]}
+    inputs = {retained[b] for b in _inputs(trace, convolutions) if b in retained}
     found = []
     for op in backward:
         first = tuple(gap for gap in read[op.id] if gap.before == op.id)
@@ -78,6 +78,14 @@ def layers(problem: Problem, min_bytes: int) -> tuple[Layer, ...]:
             shared = tuple(gap for gap in first if gap in inputs)
             found.append(Layer(op.id, first, shared, op.id in convolutions))
     return tuple(found)
+
+
+def _inputs(trace: Trace, convolutions: Iterable[int]) -> Iterator[int]:
+    """The buffers of their inputs: of each, the first from before the boundary that it reads."""
+    before = {*trace.value_buffers(tuple(map(Ref, trace.inputs)))}
+    before.update(*(trace.writes[op] for op in range(trace.boundary)))
+    for op in convolutions:
+        yield from [b for b in trace.reads[op] if b in before][:1]
 
 
 def _named(op: Op, names: frozenset[str]) -> bool:
