@@ -3,12 +3,14 @@
 import sys
 from dataclasses import replace
 from itertools import product
+from math import fsum
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from outcore import bound
 from outcore.bound import copies, lower_bound
 from outcore.bound import scene as scenes
 from outcore.bound.grid import make_grid
@@ -178,6 +180,20 @@ def test_more_memory_or_a_faster_link_never_raises_it(problem, more):
 def test_where_everything_fits_it_is_the_time_of_the_ops(problem):
     roomy = replace(problem, budget_bytes=1 << 40)
     assert lower_bound(roomy) == pytest.approx(in_core_seconds(problem), rel=1e-12)
+
+
+def test_it_is_no_bit_above_the_time_of_keeping_all(monkeypatch):
+    """Times are added one by one; `sum` is more exact since Python 3.12, as `fsum` is."""
+    problem = chain(count=4)
+    roomy = replace(
+        problem,
+        profile=replace(problem.profile, seconds=(0.1,) * len(problem.trace.ops)),
+        budget_bytes=1 << 40,
+    )
+    kept = simulate(roomy, lower(roomy, make_plan({}))).seconds
+    assert kept < fsum(roomy.profile.seconds)
+    monkeypatch.setattr(bound, "sum", fsum, raising=False)
+    assert lower_bound(roomy) == kept
 
 
 def floor_of_bound(problem):

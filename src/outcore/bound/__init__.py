@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import ceil
+from operator import add
 
 from outcore.bound.copies import add_copies
 from outcore.bound.donations import Donations
@@ -39,7 +41,7 @@ def lower_bound(problem: Problem) -> float:
     if not problem.trace.ops:
         return 0.0
     scene = make_scene(problem)
-    in_core = sum(scene.positions.seconds)
+    in_core = reduce(add, scene.positions.seconds)  # as in `simulate`: `sum` may round otherwise
     _check_working_sets(scene)
     lp = LinearProgram()
     wait = [lp.variable(cost=1.0) for _ in range(scene.grid.size + 1)]
