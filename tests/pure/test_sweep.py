@@ -8,12 +8,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from outcore.cli.commands.sweep import _table
 from outcore.compare import Compared, Comparison, read_budget
 from outcore.errors import BudgetError, InfeasibleError, MissingPackageError, OptionValueError
 from outcore.ir.hardware import Tier
 from outcore.policies import floor, resolve
 from outcore.presets import preset
-from outcore.report import style
+from outcore.report import Report, style
+from outcore.report.page.sweep import sweep_view
 from outcore.sweep import BudgetRange, Sweep, check_plot, plot, sweep
 from outcore.sweep.budgets import spaced
 from tests.pure.building import TraceBuilder
@@ -275,6 +277,31 @@ def test_little_to_draw(tmp_path, monkeypatch):
     assert axes.get_yscale() == "linear"
     nothing = Sweep(2.0, 3000, 10, (row("a", 10),))
     assert drawn(nothing, tmp_path, monkeypatch)[1] == ["a: no plan", "floor"]
+
+
+def empty() -> Sweep:
+    """A step that takes neither time nor memory in-core."""
+    return Sweep(0.0, 0, 10, (row("a", 10, 0.0, 0.0), row("b", 10, None, 0.0)))
+
+
+@matplotlib
+def test_an_empty_step_is_drawn_without_what_it_would_be_compared_to(tmp_path, monkeypatch):
+    axes, words = drawn(empty(), tmp_path, monkeypatch)
+    assert words == ["a", "b: no plan", "floor"]
+    assert not axes.child_axes
+
+
+def test_tables_of_an_empty_step_have_no_slowdowns():
+    found = empty()
+    assert found.slowdowns("a") == [None]
+    budget, *cells = (
+        list(column.cells) for column in _table(found, ["a", "b"], bound=True).columns
+    )
+    assert budget == ["10 B"]
+    assert ["-" in str(cell) for (cell,) in cells] == [False, True, False]
+    view = sweep_view(found, Report("search", "planned", 10))
+    assert view.table == (("10 B", "-", "-", "-"),)
+    assert not view.bounded
 
 
 def test_what_cannot_be_drawn_is_refused_before_anything_is_planned(tmp_path, monkeypatch):

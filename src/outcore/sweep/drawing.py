@@ -68,14 +68,14 @@ def _draw_policies(axes: Any, found: Sweep) -> None:
             markersize=4.5,
             linewidth=1.6,
             zorder=3,
-            label=policy if any(slowdowns) else f"{policy}: no plan",
+            label=policy if found.has_plan(policy) else f"{policy}: no plan",
         )
 
 
 def _draw_bound(axes: Any, found: Sweep) -> None:
-    """Fill the area below the lower bound."""
+    """Fill the area below the lower bound, if it is known and there is a time to compare it to."""
     bounds = found.bounds()
-    if not bounds:
+    if not bounds or not found.in_core_seconds:
         return
     budgets = tuple(budget for budget in found.budgets if budget in bounds)
     heights = [bounds[budget] / found.in_core_seconds for budget in budgets]
@@ -104,7 +104,12 @@ def _dress(axes: Any, found: Sweep) -> None:
     axes.grid(color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_color(PALE)
-    peak = found.in_core_peak_bytes / GIB
+    if found.in_core_peak_bytes:
+        _add_shares(axes, found.in_core_peak_bytes / GIB)
+
+
+def _add_shares(axes: Any, peak: float) -> None:
+    """Add an axis along the top, with percentages of `peak`, in GiB."""
     share = axes.secondary_xaxis("top", functions=(lambda x: x / peak, lambda x: x * peak))
     share.xaxis.set_major_formatter(lambda part, _: f"{100 * part:.4g}%")
     share.set_xlabel("of the in-core peak", fontsize=8, color=GRAY)

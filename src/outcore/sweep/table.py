@@ -39,13 +39,19 @@ class Sweep:
         return {(row.budget_bytes, row.policy): row for row in self.rows}
 
     def slowdowns(self, policy: str) -> list[float | None]:
-        """The slowdown of the policy's plan for each budget; None where it has no plan."""
+        """The `slowdown` of the policy's plan for each budget; None where it has no plan."""
         cells = self.cells
         return [self.slowdown(cells[budget, policy].seconds) for budget in self.budgets]
 
     def slowdown(self, seconds: float | None) -> float | None:
-        """The slowdown of a step that takes `seconds`."""
-        return seconds / self.in_core_seconds if seconds and self.in_core_seconds else None
+        """The slowdown of a step that takes `seconds`; None if in-core, it takes no time."""
+        if seconds is None or not self.in_core_seconds:
+            return None
+        return seconds / self.in_core_seconds
+
+    def has_plan(self, policy: str) -> bool:
+        """Whether the policy has a plan for any budget."""
+        return any(row.seconds is not None for row in self.rows if row.policy == policy)
 
     def bounds(self) -> dict[int, float]:
         """Map each budget to the seconds that no plan beats, where they are known."""

@@ -139,14 +139,16 @@ def _table(found: Sweep, policies: Sequence[str], *, bound: bool) -> Table:
         ]
         if bound:
             cells.append(_cell(found, bounds.get(budget)))
-        share = f"{budget / found.in_core_peak_bytes:.1%}"
-        table.add_row(f"{format_bytes(budget)}\n{share}", *cells)
+        peak = found.in_core_peak_bytes
+        share = f"\n{budget / peak:.1%}" if peak else ""
+        table.add_row(f"{format_bytes(budget)}{share}", *cells)
     return table
 
 
 def _cell(found: Sweep, seconds: float | None, *, best: bool = False) -> str:
-    slowdown = found.slowdown(seconds)
-    if seconds is None or slowdown is None:
+    if seconds is None:
         return NOTHING
-    text = f"{BEST * best}{format_seconds(seconds)}\n{slowdown:.3f}x"
+    slowdown = found.slowdown(seconds)
+    times = "" if slowdown is None else f"\n{slowdown:.3f}x"
+    text = f"{BEST * best}{format_seconds(seconds)}{times}"
     return f"[bold]{text}[/bold]" if best else text

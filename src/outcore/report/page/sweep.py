@@ -60,7 +60,8 @@ def sweep_view(found: Swept, report: Report) -> SweepView:
         _curve(axes, name, index, budgets, slowdowns)
         for index, (name, slowdowns) in enumerate(by_policy.items())
     )
-    least = {budget: seconds / found.in_core_seconds for budget, seconds in bounds.items()}
+    in_core = found.in_core_seconds
+    least = {budget: seconds / in_core for budget, seconds in bounds.items() if in_core}
     floor, needs = format_bytes(found.floor_bytes), format_bytes(found.in_core_peak_bytes)
     return SweepView(
         tuple(curves),
@@ -69,7 +70,7 @@ def sweep_view(found: Swept, report: Report) -> SweepView:
         tuple(axes.x_ticks()),
         tuple(axes.y_ticks()),
         tuple(_row(budget, i, by_policy, least) for i, budget in enumerate(budgets)),
-        bool(bounds),
+        bool(least),
         f"The smallest budget that any plan meets is {floor}; with {needs} nothing need be moved.",
     )
 
