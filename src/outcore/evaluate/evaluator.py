@@ -94,7 +94,7 @@ class Evaluator:
 
         `limit`, in seconds: a plan that takes longer, or does not fit, is given up as soon as that
         is clear. The result is that of a plan that cannot be carried out. A limit also bounds the
-        number of reruns.
+        number of reruns, except of ops that take no time.
 
         `release` and `prefetch` are hints (`ir.plan.Offload`): op ids, or NO_HINT to let lowering
         decide. Hints of gaps that are not offloaded are ignored. Raises ValueError if an array does
