@@ -53,10 +53,12 @@ def _smallest_workspaces(profile: Profile) -> dict[int, int]:
 
 def _choices(problem: Problem) -> Iterator[dict[Gap, Choice]]:
     """The choices of `lean_plans`; some may come twice."""
-    offloading = list(_offloading(problem))
-    fitting = [choices for choices in offloading if _outer_fits(problem, choices)]
-    yield from fitting
-    if not fitting or fitting[-1] is not offloading[-1]:
+    enough = False
+    for choices in _offloading(problem):
+        enough = _outer_fits(problem, choices)
+        if enough:
+            yield choices
+    if not enough:
         yield from _with_little_room(problem)
     yield {}
 
