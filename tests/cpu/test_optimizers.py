@@ -6,8 +6,10 @@ import copy
 import gc
 import io
 import pickle
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,23 @@ from torch.optim.lr_scheduler import StepLR
 
 import outcore
 from outcore import offload_optimizer, restore_optimizer
-from outcore.errors import BudgetError, InfeasibleError, OutcoreError, SpillError, WrapError
+from outcore.errors import (
+    BudgetError,
+    InfeasibleError,
+    OutcoreError,
+    SpillError,
+    StepError,
+    WrapError,
+)
 from outcore.execute import QueuedDriver
 from outcore.execute.arena import Arena, own_arena
 from outcore.execute.disk import SpillFile
 from outcore.ir.hardware import Tier
 from outcore.measure import resident_bytes
 from outcore.optimizers import offloading
+from outcore.optimizers.checkpoints import Box
 from outcore.optimizers.parameter_state import LEAST_BYTES, ParameterState
+from outcore.optimizers.places import Outer
 from outcore.optimizers.slices import INDEPENDENT
 from outcore.preflight.optimizers import OptimizerState, held_for
 from tests.cpu.adversarial import AdversarialDriver
@@ -206,20 +217,47 @@ class TestCopiesAreOrdered:
         assert is_same(away.run(5), Training().run(5))
         assert adversarial.lanes
 
-    @pytest.mark.parametrize("host_budget", [1 << 30, 8 * MATRIX_BYTES, 5 * MATRIX_BYTES])
-    def test_queues(
-        self, host_budget: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        device = LateDevice()
-        driver = QueuedDriver(device, tmp_path)
-        monkeypatch.setattr(offloading, "open_driver", lambda *_: driver)
-        monkeypatch.setattr(offloading, "_tiers", lambda *_: [Tier.HOST, Tier.DISK])
-        away = offloaded(slice_size=2 * MATRIX_BYTES, host_budget=host_budget)
+    def test_queues(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        driver = queued(tmp_path, monkeypatch)
+        away = offloaded(slice_size=2 * MATRIX_BYTES)
         assert is_same(away.run(5), Training().run(5))
         assert not large_here(away.optimizer)
-        assert bool(driver.disk_bytes_written()) is (host_budget < 1 << 30)
+        assert not driver.disk_bytes_written()
+        assert driver.slabs.taken_bytes >= 8 * MATRIX_BYTES
         restore_optimizer(away.optimizer)
         assert is_same(away.run(), Training().run(8))
+
+    def test_little_host_memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        queued(tmp_path, monkeypatch)
+        away = offloaded(slice_size=2 * MATRIX_BYTES, host_budget=3 * MATRIX_BYTES)
+        with pytest.warns(UserWarning, match="host_budget is used up"):
+            found = away.run(5)
+        assert is_same(found, Training().run(5))
+        assert away_bytes(away.optimizer) == 2 * MATRIX_BYTES
+
+    def test_another_queue(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        device: Any = queued(tmp_path, monkeypatch).device
+        away = offloaded(slice_size=1)
+        away.run()
+        away.loss()
+        before = [p.detach().clone() for p in away.model.parameters()]
+        device.switch("other")
+        with pytest.raises(StepError, match="on one CUDA stream and used on another"):
+            away.optimizer.step()
+        with pytest.raises(StepError, match="on one CUDA stream and used on another"):
+            away.optimizer.state_dict()
+        device.compute = "compute"
+        assert is_same([p.detach() for p in away.model.parameters()], before)
+        away.optimizer.step()
+        assert is_same(away.run(1), Training().run(5))
+
+
+def queued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> QueuedDriver:
+    """A driver with queues, for optimizers that are offloaded from now on."""
+    driver = QueuedDriver(LateDevice(), folder)
+    monkeypatch.setattr(offloading, "open_driver", lambda *_: driver)
+    monkeypatch.setattr(offloading, "Outer", lambda driver, _: Outer(driver, Tier.HOST))
+    return driver
 
 
 class TestReading:
@@ -237,6 +275,55 @@ class TestReading:
         del state
         assert is_same(away.run(), plain.run())
         assert not large_here(away.optimizer)
+
+    def test_another_call_moves_away_what_came_back(self) -> None:
+        away = offloaded()
+        away.run()
+        for state in away.optimizer.state.values():
+            dict(state)
+        assert len(large_here(away.optimizer)) == 8
+        assert offload_optimizer(away.optimizer) is away.optimizer
+        assert not large_here(away.optimizer)
+
+    def test_in_inference_mode(self) -> None:
+        plain, away = Training(), offloaded()
+        for training in (plain, away):
+            training.run()
+            with torch.inference_mode():
+                for state in training.optimizer.state.values():
+                    assert state["exp_avg"].norm() >= 0
+                training.optimizer.state_dict()
+        assert is_same(away.run(), plain.run())
+        with torch.inference_mode():
+            restore_optimizer(away.optimizer)
+        assert is_same(away.run(), plain.run())
+
+    def test_by_another_thread(self) -> None:
+        plain, away = Training(), offloaded(slice_size=1)
+        away.run(1)
+        stop = threading.Event()
+
+        def read() -> None:
+            while not stop.is_set():
+                for state in list(away.optimizer.state.values()):
+                    for key in list(state):
+                        state[key]
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        found = away.run(20)
+        stop.set()
+        reader.join()
+        assert is_same(found, plain.run(21))
+
+    def test_a_storage_that_is_held_elsewhere_stays(self) -> None:
+        away = offloaded()
+        away.run(1)
+        state = away.optimizer.state[away.model.layers[1].weight]
+        held = state["exp_avg"].untyped_storage()
+        away.run()
+        assert large_here(away.optimizer) == ["exp_avg"]
+        del held
 
     def test_what_is_held_elsewhere_stays(self) -> None:
         plain, away = Training(), offloaded()
@@ -331,6 +418,55 @@ class TestCheckpoints:
         assert not large_here(away.optimizer)
         assert is_same(away.optimizer.state_dict(), state.optimizer.state_dict())
 
+    def test_shared_memory_stays_shared(self) -> None:
+        found = []
+        for training in (Training(), offloaded()):
+            training.run(1)
+            saved = copy.deepcopy(training.optimizer.state_dict())
+            first = saved["state"][0]
+            first["shared"] = first["exp_avg"].view(-1)
+            training.optimizer.load_state_dict(saved)
+            state = training.optimizer.state[training.model.layers[0].weight]
+            state["shared"].zero_()
+            assert not state["exp_avg"].any()
+            found.append(training.run())
+        assert is_same(*found)
+
+    def test_of_parts_of_one_tensor(self) -> None:
+        away = offloaded()
+        away.run(1)
+        saved = copy.deepcopy(away.optimizer.state_dict())
+        flat = torch.cat([values["exp_avg"].view(-1) for values in saved["state"].values()])
+        parts = flat.split([values["exp_avg"].numel() for values in saved["state"].values()])
+        for values, part in zip(saved["state"].values(), parts, strict=True):
+            values["exp_avg"] = part.view(values["exp_avg"].shape)
+        away.optimizer.load_state_dict(saved)
+        assert away_bytes(away.optimizer) <= 8 * MATRIX_BYTES
+        assert is_same(away.run(), Training().run(4))
+
+    def test_state_that_is_of_no_parameter(self) -> None:
+        away = offloaded()
+        away.run(1)
+        saved = away.optimizer.state_dict()
+        saved["state"]["shared"] = {"big": torch.ones(WIDTH, WIDTH)}
+        away.optimizer.load_state_dict(saved)
+        assert torch.equal(away.optimizer.state["shared"]["big"], torch.ones(WIDTH, WIDTH))
+        assert is_same(away.run(), Training().run(4))
+
+    def test_loading_that_fails_leaves_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        away = offloaded()
+        away.run(1)
+        saved = away.optimizer.state_dict()
+
+        def fail(*_: Any) -> Tensor:
+            raise torch.OutOfMemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Box, "opened", fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                away.optimizer.load_state_dict(saved)
+        assert is_same(away.run(), Training().run(4))
+
     def test_that_do_not_fit_change_nothing(self) -> None:
         away, other = offloaded(), Training(layers=2)
         away.run()
@@ -375,6 +511,48 @@ class TestSchedulersAndHooks:
         with pytest.raises(WrapError, match="its step was replaced"):
             offload_optimizer(optimizer)
 
+    def test_a_step_that_is_replaced_later(self) -> None:
+        plain, away = Training(), offloaded()
+        away.optimizer.step = partial(type(away.optimizer).step, away.optimizer)
+        with pytest.warns(UserWarning, match="the step of AdamW was replaced after"):
+            found = away.run()
+        assert is_same(found, plain.run())
+        assert not large_here(away.optimizer)
+
+    def test_a_scheduler_of_an_earlier_time(self) -> None:
+        away = offloaded()
+        StepLR(away.optimizer, 100)
+        away.run(1)
+        restore_optimizer(away.optimizer)
+        offload_optimizer(away.optimizer, slice_size=1)
+        assert is_same(away.run(), Training().run(4))
+        assert not large_here(away.optimizer)
+
+    def test_code_around_the_step_of_a_class(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls, hooked = [], optim.AdamW.step
+
+        @wraps(hooked)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(args)
+            return hooked(*args, **kwargs)
+
+        monkeypatch.setattr(optim.AdamW, "step", counted)
+        assert is_same(offloaded(slice_size=1 << 30).run(), Training().run())
+        assert len(calls) == 6
+
+    def test_an_optimizer_around_another(self) -> None:
+        outer = Training().optimizer
+        outer.optimizer = Training().optimizer
+        with pytest.raises(WrapError, match="pass that one, its attribute `optimizer`"):
+            offload_optimizer(outer)
+
+    def test_the_optimizer_is_gone(self) -> None:
+        away = offloaded()
+        step = away.optimizer.step
+        del away
+        with pytest.raises(StepError, match="the optimizer of this step is gone"):
+            step()
+
     def test_the_loss_is_returned(self) -> None:
         plain, away = Training(), offloaded()
         assert torch.equal(plain.optimizer.step(plain.loss), away.optimizer.step(away.loss))
@@ -394,6 +572,23 @@ class TestGroups:
         assert is_same(away.run(), Training(make).run())
         assert away.optimizer.param_groups is groups
         assert [len(group["params"]) for group in groups] == [3, 5]
+
+    @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+    def test_a_parameter_is_there_twice(self) -> None:
+        def make(parameters: Any) -> optim.Optimizer:
+            given = list(parameters)
+            return optim.AdamW([given[0], *given], lr=1e-2, foreach=False)
+
+        away = offloaded(make, slice_size=1)
+        assert is_same(away.run(), Training(make).run())
+        assert not large_here(away.optimizer)
+
+    def test_parameters_on_another_device(self) -> None:
+        away = offloaded()
+        elsewhere = nn.Parameter(torch.ones(3, device="meta"))
+        away.optimizer.add_param_group({"params": [elsewhere]})
+        with pytest.warns(UserWarning, match="offloaded for the device cpu, and parameters are on"):
+            away.run(1)
 
     def test_gradients_are_missing_in_some_steps(self) -> None:
         found = []
@@ -436,6 +631,14 @@ class TestFailures:
         away = offloaded(disk_budget=0)
         assert is_same(away.run(), Training().run())
         assert not away_bytes(away.optimizer)
+
+    @pytest.mark.filterwarnings("error")
+    def test_warnings_that_are_errors_come_after_the_update(self) -> None:
+        away = offloaded(disk_budget=2 * MATRIX_BYTES, slice_size=1)
+        away.loss()
+        with pytest.raises(UserWarning, match="some of the state"):
+            away.optimizer.step()
+        assert is_same(away.run(1), Training().run(2))
 
     def test_what_cannot_be_written_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         away = offloaded(slice_size=1)
@@ -514,8 +717,8 @@ class TestRestoring:
         with pytest.raises(WrapError, match="AdamW: its state is not offloaded"):
             restore_optimizer(optimizer)
         offload_optimizer(optimizer)
-        with pytest.raises(WrapError, match="its state is offloaded already"):
-            offload_optimizer(optimizer)
+        with pytest.raises(WrapError, match="it is offloaded already"):
+            offload_optimizer(optimizer, slice_size=1)
 
     def test_optimizers_are_collected(self) -> None:
         away = offloaded()
@@ -571,6 +774,9 @@ def test_estimates_count_no_state() -> None:
     assert held_for(training.model) == OptimizerState(("AdamW",), 0)
     training.run(1)
     assert held_for(training.model).nbytes < MATRIX_BYTES
+    held = [dict(state) for state in training.optimizer.state.values()]
+    assert held_for(training.model).nbytes >= 8 * MATRIX_BYTES
+    del held
 
 
 def test_errors_name_the_state() -> None:

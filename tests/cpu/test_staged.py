@@ -24,6 +24,7 @@ from outcore import Backend
 from outcore.errors import HostMemoryError, InfeasibleError, SpillError
 from outcore.execute import lane as lanes
 from outcore.execute import staged
+from outcore.execute.disk import SpillFile
 from outcore.execute.driver import Region
 from outcore.execute.handles import NOTHING
 from outcore.execute.queued import QueuedDriver
@@ -95,6 +96,32 @@ def test_a_place_serves_a_second_time(driver: QueuedDriver) -> None:
     lane.wait(again)
     assert torch.equal(first, filled(1))
     assert torch.equal(second, filled(2))
+    lane.close()
+
+
+def test_what_could_not_be_written_is_not_read(
+    driver: QueuedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = driver.open_lane({0: on_disk(0), 1: on_disk(1)})
+    for number in (0, 1):  # bytes of an earlier time
+        lane.wait(lane.copy_out(filled(-1), number))
+    driver.drain()
+    write, calls = SpillFile.write, count()
+
+    def fail_once(*args: Any) -> Iterator[int]:
+        if next(calls) == 0:
+            raise OSError(errno.EIO, "Input/output error")
+        yield from write(*args)
+
+    monkeypatch.setattr(SpillFile, "write", fail_once)
+    for number in (0, 1):
+        lane.wait(lane.copy_out(filled(number), number))
+    tensor, back = lane.copy_in(1)
+    lane.wait(back)
+    assert torch.equal(tensor, filled(1))
+    _, back = lane.copy_in(0)
+    with pytest.raises(SpillError, match="Input/output error"):
+        lane.wait(back)
     lane.close()
 
 

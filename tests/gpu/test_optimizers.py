@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from outcore import offload_optimizer, restore_optimizer
+from outcore import StepError, offload_optimizer, restore_optimizer
 from tests.cpu.test_optimizers import is_same, large_here
 
 WIDTH, LAYERS = 512, 12
@@ -48,9 +48,26 @@ def test_parameters_have_the_same_bits(options) -> None:
     for trained in (plain, away):
         trained.optimizer.load_state_dict(copy.deepcopy(saved))
     assert is_same(away.run(), plain.run())
+    copied = copy.deepcopy(away.optimizer)
+    tensors = [state["exp_avg"] for state in copied.state.values()]
+    assert all(tensor.is_cuda for tensor in tensors)
     restore_optimizer(away.optimizer)
     assert len(large_here(away.optimizer)) == 2 * LAYERS
     assert is_same(away.run(), plain.run())
+
+
+def test_another_stream_is_refused() -> None:
+    away = Trained(foreach=True)
+    offload_optimizer(away.optimizer)
+    away.run()
+    before = [p.detach().clone() for p in away.model.parameters()]
+    with (
+        torch.cuda.stream(torch.cuda.Stream()),
+        pytest.raises(StepError, match="on one CUDA stream and used on another"),
+    ):
+        away.optimizer.step()
+    assert is_same([p.detach() for p in away.model.parameters()], before)
+    away.run()
 
 
 def test_device_memory_is_free_between_steps() -> None:

@@ -127,13 +127,15 @@ class SpillCopy(CopyJob):
 class Back(CopyJob):
     """A copy in: from the disk to a buffer, and on to the device by its queue."""
 
-    __slots__ = ("handle", "mark", "stages")
+    __slots__ = ("handle", "mark", "stages", "written")
 
     stages: Stages
     handle: QueuedCopy
     """The handle that the lane returned for this copy."""
     mark: Event
     """The event after which the device memory may be written."""
+    written: CopyJob | None
+    """The copy that wrote what is read, which is over by then."""
 
     def _move(self, bounce: memoryview, throttle: Throttle) -> None:
         room, device, handle = self.lane, self.stages.device, self.handle
@@ -142,6 +144,8 @@ class Back(CopyJob):
         try:
             self.address = buffer.memory.data_ptr()
             super()._move(bounce, throttle)
+            if self.written is not None and self.written.error is not None:
+                raise self.written.error  # what was read is of an earlier time
             busy = handle.event
             device.wait(handle.queue, self.mark)
             assert isinstance(self.kept, torch.Tensor)  # noqa: S101 - set until the copy is done
@@ -157,7 +161,7 @@ class Back(CopyJob):
             self.stages.give(buffer, busy)
 
     def _end(self) -> None:
-        del self.stages  # as above
+        del self.stages, self.written  # as above
         super()._end()
 
 
@@ -174,6 +178,8 @@ class StagedLane(FileRoom):
         """Per queue, the disk copies that come before its next command."""
         self._away: list[CopyJob] = []
         """Copies to the disk, in order of issue."""
+        self._written: dict[int, CopyJob] = {}
+        """Region -> the last copy that was to write it."""
         self._back: list[tuple[CopyJob, QueuedCopy]] = []
         """Copies from the disk with their handles, in order of issue."""
         self._settled = 0
@@ -215,6 +221,7 @@ class StagedLane(FileRoom):
         job.stages, job.buffer, job.arrived = stages, buffer, handle.event
         self._spill.put(job)
         self._away.append(job)
+        self._written[region] = job
         self._known["out"] = handle.known = handle.known._replace(away=len(self._away))
 
     def back(self, region: int, handle: QueuedCopy, mark: Event) -> None:
@@ -224,6 +231,7 @@ class StagedLane(FileRoom):
         after = (self._away[before - 1],) if before else ()
         job = Back(self, "in", region, 0, memory, after)
         job.stages, job.handle, job.mark = self.stages("in"), handle, mark
+        job.written = self._written.get(region)
         self._spill.put(job)
         self._back.append((job, handle))
         self._known["in"] = handle.known = handle.known._replace(back=len(self._back))

@@ -6,7 +6,8 @@ are passed through `load_state_dict` in boxes that torch does not look into.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import optim
 from outcore.optimizers.parameter_state import ParameterState, is_plain
 from outcore.optimizers.stepping import Stepping
 
+COUNT = "step"
+"""What torch's optimizers call the number of steps: torch loads it by rules of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -24,9 +28,9 @@ class Box:
     tensor: torch.Tensor
 
     def opened(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The tensor as torch would load it: on the device of its parameter, and of its type."""
+        """A copy of the tensor as torch would load it: on its parameter's device, of its type."""
         dtype = parameter.dtype if parameter.is_floating_point() else self.tensor.dtype
-        return self.tensor.to(dtype=dtype, device=parameter.device)
+        return self.tensor.to(dtype=dtype, device=parameter.device, copy=True)
 
 
 class Checkpoints:
@@ -51,44 +55,57 @@ class Checkpoints:
 
     def _unbox(self, optimizer: optim.Optimizer) -> None:
         """Move what was loaded away, as much at a time as a slice has."""
-        ready: list[torch.Tensor] = []
-        total = 0
         try:
-            for parameter in list(optimizer.state):
-                ready.append(parameter)
-                total += _open(optimizer, parameter)
-                if total >= self._stepping.slice_bytes:
-                    self._stepping.put_away(optimizer, ready, held=True)
-                    ready, total = [], 0
-            self._stepping.put_away(optimizer, ready, held=True)
+            for some in self._stepping.parts(optimizer.state, lambda p: _nbytes(optimizer, p)):
+                for parameter in some:
+                    for key, box in _boxes(optimizer, parameter).items():
+                        optimizer.state[parameter][key] = box.opened(parameter)
+                self._stepping.put_away(optimizer)
         finally:  # a box that is left would break the next step
             for parameter in list(optimizer.state):
-                _open(optimizer, parameter)
+                for key, box in _boxes(optimizer, parameter).items():
+                    optimizer.state[parameter][key] = box.tensor
 
 
-def _open(optimizer: optim.Optimizer, parameter: torch.Tensor) -> int:
-    """Open the boxes in the state of `parameter`; returns how many bytes were in them."""
+def _boxes(optimizer: optim.Optimizer, parameter: Any) -> dict[Any, Box]:
+    """The boxes in the state of `parameter`."""
     values = optimizer.state[parameter]
     found = values.items() if isinstance(values, dict) else ()
-    boxes = {key: value for key, value in found if isinstance(value, Box)}
-    for key, box in boxes.items():
-        values[key] = box.opened(parameter)
-    return sum(box.tensor.nbytes for box in boxes.values())
+    return {key: value for key, value in found if isinstance(value, Box)}
+
+
+def _nbytes(optimizer: optim.Optimizer, parameter: Any) -> int:
+    return sum(box.tensor.nbytes for box in _boxes(optimizer, parameter).values())
 
 
 def _with_copies(_: optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Let `state_dict` have copies of what is away."""
     states = state_dict["state"].items()
-    copied = {k: s.snapshot() if isinstance(s, ParameterState) else s for k, s in states}
+    copied = {k: s.copy(on_host=True) if isinstance(s, ParameterState) else s for k, s in states}
     return {**state_dict, "state": copied}
 
 
 def _boxed(_: optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Put the large tensors of `state_dict` in boxes."""
-    states = state_dict["state"].items()
-    boxed = {k: _in_boxes(s) if isinstance(s, dict) else s for k, s in states}
+    """Put the large tensors of parameters' states in boxes.
+
+    Not those that share their memory: they would not share it any more.
+    """
+    states: dict[Any, Any] = state_dict["state"]
+    large = [v for values in states.values() for _, v in _large(values)]
+    times = Counter(v.untyped_storage().data_ptr() for v in large)
+
+    def in_box(value: torch.Tensor) -> Any:
+        return Box(value) if times[value.untyped_storage().data_ptr()] == 1 else value
+
+    boxed = {
+        number: {**values, **{k: in_box(v) for k, v in _large(values)}}
+        if isinstance(number, int) and isinstance(values, dict)
+        else values
+        for number, values in states.items()
+    }
     return {**state_dict, "state": boxed}
 
 
-def _in_boxes(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {k: Box(v) if is_plain(v) else v for k, v in values.items()}
+def _large(values: object) -> list[tuple[Any, torch.Tensor]]:
+    found = values.items() if isinstance(values, dict) else ()
+    return [(key, value) for key, value in found if key != COUNT and is_plain(value)]

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from outcore.optimizers.offloading import is_offloaded
+from outcore.optimizers.offloading import is_around_another, is_offloaded
+from outcore.optimizers.parameter_state import ParameterState
 
 
 def optimizers_of(
@@ -20,20 +21,18 @@ def optimizers_of(
     """The optimizers of the parameters that `model` trains, with these and their groups."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     for each in gc.get_objects():
-        if issubclass(type(each), Optimizer) and not _is_around_another(each):
+        if issubclass(type(each), Optimizer) and not is_around_another(each):
             own = [(g, p) for g in each.param_groups for p in g["params"] if id(p) in trained]
             if own:
                 yield each, own
 
 
-def _is_around_another(optimizer: Optimizer) -> bool:
-    """Whether this is a wrapper that shows the state of the inner optimizer, like Accelerate's."""
-    return isinstance(getattr(optimizer, "optimizer", None), Optimizer)
-
-
 def state_bytes(state: Any) -> int:
-    """Bytes of the tensors of one state, without counts of steps, which have no dimensions."""
-    leaves = tree_leaves(state)
+    """Bytes of the tensors of one state that are here, without counts of steps.
+
+    These have no dimensions.
+    """
+    leaves = tree_leaves(state.here() if isinstance(state, ParameterState) else state)
     return sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor) and t.ndim)
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import optim
 
-from outcore.errors import BudgetError, WrapError
+from outcore.errors import BudgetError, StepError, WrapError
 from outcore.execute import Driver, open_driver
 from outcore.ir.hardware import Tier
 from outcore.optimizers.checkpoints import Checkpoints
 from outcore.optimizers.parameter_state import ParameterState
-from outcore.optimizers.places import OuterTiers
+from outcore.optimizers.places import Outer
 from outcore.optimizers.stepping import Stepping
 from outcore.runtime.settings.options import Options, Settings, make_options, settings_for
 from outcore.units import parse_size
@@ -29,11 +28,14 @@ SLICE = "128MiB"
 MARK = "_wrapped_by_lr_sched"
 """An attribute of the `step` that torch's schedulers put into an optimizer."""
 
+OURS = "_offloads"
+"""An attribute of the function that `offload_optimizer` puts there."""
+
 
 def offload_optimizer(
     optimizer: OptimizerT,
     *,
-    slice_size: str | int = SLICE,
+    slice_size: str | int | None = None,
     host_budget: str | float | None = None,
     disk_budget: str | float | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
@@ -49,36 +51,39 @@ def offload_optimizer(
     What is read from `optimizer.state` meanwhile comes back, and stays until the next step.
     `state_dict` has copies of what is away: on a GPU, copies in host memory.
 
-    - `slice_size`: the state that is updated at a time: text or bytes. About three times as much is
-      on the device during `step`, or three times the state of the largest parameter.
+    - `slice_size`: the state that is updated at a time: text or bytes; default: "128MiB". About
+      three times as much is on the device during `step`, or three times the state of the largest
+      parameter.
     - the other options are those of `Backend`. The state of a GPU's parameters goes to host memory,
-      and to the disk if that has no room; that of a CPU's to the disk. Budgets are this optimizer's
-      own.
+      that of a CPU's to the disk. Budgets are this optimizer's own.
 
-    What no slower memory has room for stays on the device, with a warning. Only tensors of 64 KiB
-    or more are moved.
+    What the slower memory has no room for stays on the device, with a warning. Only tensors of
+    64 KiB or more are moved. A second call, without options, moves away what came back.
 
-    Raises WrapError if it is not an optimizer of torch, if this was done already, or if its
-    parameters are on several devices, and BudgetError, OptionValueError or SpillError for options.
+    Raises WrapError if it is not an optimizer of torch, if it is offloaded already and there are
+    options, or if its parameters are on several devices, and BudgetError, OptionValueError or
+    SpillError for options.
     """
-    device = _device(optimizer)
-    slice_bytes = _slice_bytes(slice_size)
     given = {
         "host_budget": host_budget,
         "disk_budget": disk_budget,
         "spill_dir": spill_dir,
         "link_limit": link_limit,
     }
+    if is_offloaded(optimizer):
+        if slice_size is not None or any(value is not None for value in given.values()):
+            reason = "it is offloaded already; call outcore.restore_optimizer to change options"
+            raise WrapError(model=type(optimizer).__name__, reason=reason)
+        _OFFLOADED[optimizer].stepping.put_away(optimizer)
+        return optimizer
+    device = _device(optimizer)
+    slice_bytes = _slice_bytes(SLICE if slice_size is None else slice_size)
     found = make_options(given)
     options = Options(budget=1, **{name: getattr(found, name) for name in given})
-    settings = settings_for(options, device)
-    driver = open_driver(device, settings.spill_dir, settings.link_bytes_per_second)
-    driver.limit(_outer_budgets(settings))
-    stepping = Stepping(OuterTiers(driver, _tiers(settings, device)), device, slice_bytes)
-    remove_hooks = Checkpoints(stepping).install(optimizer)
-    step = _install(optimizer, stepping)
-    _OFFLOADED[optimizer] = _Offloaded(driver, stepping, step, remove_hooks)
-    stepping.put_away(optimizer)
+    offloaded = _Offloaded(optimizer, settings_for(options, device), device, slice_bytes)
+    _OFFLOADED[optimizer] = offloaded
+    offloaded.install(optimizer)
+    offloaded.stepping.put_away(optimizer)
     return optimizer
 
 
@@ -101,28 +106,49 @@ def is_offloaded(optimizer: optim.Optimizer) -> bool:
     return optimizer in _OFFLOADED
 
 
-@dataclass(frozen=True, slots=True)
 class _Offloaded:
-    """What was installed on an optimizer."""
+    """What is installed on an optimizer."""
 
-    driver: Driver
-    stepping: Stepping
-    step: _Step
-    remove_hooks: Callable[[], None]
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        settings: Settings,
+        device: torch.device,
+        slice_bytes: int,
+    ) -> None:
+        self.driver: Driver = open_driver(
+            device, settings.spill_dir, settings.link_bytes_per_second
+        )
+        budgets = {Tier.HOST: settings.host_budget_bytes, Tier.DISK: settings.disk_budget_bytes}
+        self.driver.limit(budgets)
+        tier = Tier.DISK if device.type == "cpu" else Tier.HOST
+        self.stepping = Stepping(Outer(self.driver, tier), device, slice_bytes)
+        run = torch.compiler.disable(self.stepping.step)  # type: ignore[no-untyped-call]  # torch leaves it so
+        hooked = optim.Optimizer.profile_hook_step(run)
+        setattr(hooked, OURS, True)
+        self._step = _Step(hooked, optimizer, vars(optimizer).get("step"))
+        self._remove_hooks: list[Callable[[], None]] = []
+
+    def install(self, optimizer: optim.Optimizer) -> None:
+        """Let the optimizer's step be ours, with its own hooks around it."""
+        after = optimizer.register_step_post_hook(self.stepping.after_step)
+        self._remove_hooks += [after.remove, Checkpoints(self.stepping).install(optimizer)]
+        vars(optimizer)["step"] = self._step
 
     def remove_from(self, optimizer: optim.Optimizer) -> None:
         """Let the optimizer be as its class has it, and release memory and disk space."""
         self.stepping.ended = True  # whoever has put something around our step keeps calling it
-        self.remove_hooks()
-        if vars(optimizer).get("step") is self.step:
+        for remove in self._remove_hooks:
+            remove()
+        if vars(optimizer).get("step") is self._step:
             del vars(optimizer)["step"]
-            if self.step.before is not None:
-                vars(optimizer)["step"] = self.step.before
+            if self._step.before is not None:
+                vars(optimizer)["step"] = self._step.before
         self.driver.close()
 
 
 _OFFLOADED: WeakKeyDictionary[optim.Optimizer, _Offloaded] = WeakKeyDictionary()
-"""Optimizer -> what was installed on it."""
+"""Optimizer -> what is installed on it."""
 
 
 class _Step:
@@ -143,19 +169,11 @@ class _Step:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         optimizer = self._optimizer()
-        assert optimizer is not None  # noqa: S101 - it has this step
+        if optimizer is None:
+            raise StepError(reason="the optimizer of this step is gone: keep a reference to it")
         if self.before is not None:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 - what torch's schedulers check
         return self.__func__(optimizer, *args, **kwargs)
-
-
-def _install(optimizer: optim.Optimizer, stepping: Stepping) -> _Step:
-    """Let `optimizer.step` run `stepping`, with the optimizer's hooks around it."""
-    run = torch.compiler.disable(stepping.step)  # type: ignore[no-untyped-call]  # torch leaves it so
-    hooked = optim.Optimizer.profile_hook_step(run)
-    step = _Step(hooked, optimizer, vars(optimizer).get("step"))
-    vars(optimizer)["step"] = step
-    return step
 
 
 def _device(optimizer: object) -> torch.device:
@@ -164,8 +182,9 @@ def _device(optimizer: object) -> torch.device:
     if not isinstance(optimizer, optim.Optimizer):
         reason = "it is not a torch.optim.Optimizer; pass the optimizer itself, not what holds it"
         raise WrapError(model=name, reason=reason)
-    if is_offloaded(optimizer):
-        raise WrapError(model=name, reason="its state is offloaded already")
+    if is_around_another(optimizer):
+        reason = "it is around another optimizer: pass that one, its attribute `optimizer`"
+        raise WrapError(model=name, reason=reason)
     devices: set[torch.device]
     devices = {p.device for group in optimizer.param_groups for p in group["params"]}
     found = ", ".join(sorted(map(str, devices)))
@@ -181,9 +200,18 @@ def _device(optimizer: object) -> torch.device:
     return devices.pop()
 
 
+def is_around_another(optimizer: optim.Optimizer) -> bool:
+    """Whether this is a wrapper that shows the state of the inner optimizer, like Accelerate's."""
+    return isinstance(getattr(optimizer, "optimizer", None), optim.Optimizer)
+
+
 def _is_of_scheduler(step: object, optimizer: optim.Optimizer) -> bool:
-    """Whether `step` is what torch's schedulers put around the step of the optimizer's class."""
-    return hasattr(step, MARK) and getattr(step, "__wrapped__", None) is type(optimizer).step
+    """Whether `step` is what torch's schedulers put around the step of the optimizer's class.
+
+    Or around one of ours, which was restored and does the same.
+    """
+    inner = getattr(step, "__wrapped__", None)
+    return hasattr(step, MARK) and (inner is type(optimizer).step or hasattr(inner, OURS))
 
 
 def _slice_bytes(given: str | int) -> int:
@@ -191,14 +219,3 @@ def _slice_bytes(given: str | int) -> int:
         return parse_size(given, None)
     except ValueError as error:
         raise BudgetError(option="slice_size", value=given, reason=str(error)) from error
-
-
-def _outer_budgets(settings: Settings) -> dict[Tier, int]:
-    return {Tier.HOST: settings.host_budget_bytes, Tier.DISK: settings.disk_budget_bytes}
-
-
-def _tiers(settings: Settings, device: torch.device) -> list[Tier]:
-    """The tiers that may be used, the nearest first."""
-    outer = (Tier.DISK,) if device.type == "cpu" else (Tier.HOST, Tier.DISK)
-    budgets = _outer_budgets(settings)
-    return [tier for tier in outer if budgets[tier]]

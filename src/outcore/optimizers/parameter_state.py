@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cache
 from typing import Any
@@ -23,26 +24,32 @@ class ParameterState(MutableMapping[str, Any]):
     dicts.
     """
 
-    __slots__ = ("__weakref__", "_homes", "_values")
+    __slots__ = ("__weakref__", "_homes", "_values", "lock")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
         """Places stand for tensors that are away."""
         self._homes: dict[str, Place] = {}
         """Where tensors were last, and go to again."""
+        self.lock = threading.RLock()
+        """Held while something is read. A step holds it too: a reader would bring back what the
+        step is about to change."""
 
     def __getitem__(self, key: str) -> Any:
-        value = self._values[key]
-        if isinstance(value, Place):
-            value = self._values[key] = value.read().finish()
-        return value
+        with self.lock:
+            value = self._values[key]
+            if isinstance(value, Place):
+                value = self._values[key] = value.read().finish()
+            return value
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._values[key] = value
+        with self.lock:
+            self._values[key] = value
 
     def __delitem__(self, key: str) -> None:
-        del self._values[key]
-        self._homes.pop(key, None)
+        with self.lock:
+            del self._values[key]
+            self._homes.pop(key, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -53,34 +60,43 @@ class ParameterState(MutableMapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
+    __eq__ = object.__eq__  # comparing the values would bring them back
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         here = {k: "away" if isinstance(v, Place) else v for k, v in self._values.items()}
         return f"{type(self).__name__}({here})"
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (self.snapshot(),)
+        return dict, (self.copy(),)
 
-    def snapshot(self) -> dict[str, Any]:
-        """All of it as a dict, with copies of what is away: on a GPU, copies in host memory."""
-        values = list(self._values.items())
-        return {k: v.read().finish().cpu() if isinstance(v, Place) else v for k, v in values}
+    def copy(self, *, on_host: bool = False) -> dict[str, Any]:
+        """All of it as a dict, with copies of what is away; `on_host`: copies in host memory."""
+
+        def come(place: Place) -> torch.Tensor:
+            tensor = place.read().finish()
+            return tensor.cpu() if on_host else tensor
+
+        with self.lock:
+            values = self._values.items()
+            return {k: come(v) if isinstance(v, Place) else v for k, v in values}
 
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors that are away, or have been."""
         return sum(home.region.nbytes for home in self._homes.values())
 
-    def movable(self, device: torch.device, *, held: bool) -> list[str]:
-        """The keys of large tensors on `device` that nothing else refers to; with `held`, of all.
+    def here(self) -> dict[str, Any]:
+        """What is not away."""
+        return {k: v for k, v in self._values.items() if not isinstance(v, Place)}
+
+    def movable(self, device: torch.device) -> list[str]:
+        """The keys of large tensors on `device` that nothing else refers to.
 
         What refers to a tensor expects it to follow the steps.
         """
         large = [k for k, v in self._values.items() if is_plain(v) and v.device == device]
-        return [k for k in large if held or _references(self._values, k) == _references_of_one()]
-
-    def here(self) -> dict[str, Any]:
-        """What is not away."""
-        return {k: v for k, v in self._values.items() if not isinstance(v, Place)}
+        return [k for k in large if _references(self._values, k) == _references_of_one()]
 
     def has_home(self, key: str) -> bool:
         """Whether there is a place that fits the tensor `key`, which is not away."""
@@ -116,19 +132,20 @@ def is_plain(value: object) -> bool:
     """Whether it is a tensor that can be copied as bytes, and is large enough."""
     if type(value) is not torch.Tensor or value.layout is not torch.strided:
         return False
-    plain = not (value.requires_grad or value.is_conj() or value.is_neg())
-    return plain and value.untyped_storage().nbytes() >= LEAST_BYTES
+    special = value.requires_grad or value.is_conj() or value.is_neg() or value.is_inference()
+    return not special and value.nbytes >= LEAST_BYTES
 
 
-def _references(values: Mapping[str, Any], key: str) -> tuple[int, int, int]:
-    """How many references there are: of Python and of C++ to the tensor, and to its storage."""
+def _references(values: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """How many references there are to the tensor and to its storage, of Python and of C++."""
     tensor = values[key]
     storage: Any = tensor.untyped_storage()
     in_storage = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - it has no public name
-    return sys.getrefcount(tensor), tensor._use_count(), in_storage  # noqa: SLF001 - as above
+    in_tensor = tensor._use_count()  # noqa: SLF001 - as above
+    return sys.getrefcount(tensor), in_tensor, sys.getrefcount(storage), in_storage
 
 
 @cache
-def _references_of_one() -> tuple[int, int, int]:
+def _references_of_one() -> tuple[int, ...]:
     """Those of a tensor that only one dict refers to."""
     return _references({"": torch.empty(1, device="cpu")}, "")

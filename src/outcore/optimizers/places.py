@@ -9,19 +9,50 @@ from typing import Any
 
 import torch
 
-from outcore.errors import HostMemoryError, SpillError
+from outcore.errors import StepError
 from outcore.execute import Driver, Lane, Region
 from outcore.execute.disk import region_nbytes
-from outcore.ir.hardware import Tier, staging_bytes
+from outcore.ir.hardware import Tier
+
+ANOTHER_QUEUE = (
+    "the state of an optimizer is offloaded on one CUDA stream and used on another; call "
+    "offload_optimizer, the optimizer's step and what reads its state on the same stream"
+)
+
+
+class Outer:
+    """The slower memory that a driver offloads to, for the state of one optimizer."""
+
+    def __init__(self, driver: Driver, tier: Tier) -> None:
+        self.driver, self.tier = driver, tier
+        self._queue = driver.queue()
+
+    def check(self) -> None:
+        """Raise StepError if this thread computes on another queue, or captures a CUDA graph."""
+        if self.driver.queue() != self._queue:
+            raise StepError(reason=ANOTHER_QUEUE)
+        self.driver.refuse_capture()
+
+    def places(self, tensors: Sequence[torch.Tensor]) -> list[Place]:
+        """Places for `tensors`.
+
+        Raises SpillError or HostMemoryError if there is no room for all.
+        """
+        regions, stop = {}, 0
+        for number, tensor in enumerate(tensors):
+            regions[number] = Region.of(tensor, stop, self.tier)
+            stop += region_nbytes(regions[number].nbytes)
+        room = Room(self, self.driver.open_lane(regions))
+        return [Place(room, number, region) for number, region in regions.items()]
 
 
 class Room:
     """A lane for tensors that first went away together. It closes when no place refers to it."""
 
-    __slots__ = ("__weakref__", "lane")
+    __slots__ = ("__weakref__", "lane", "outer")
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, outer: Outer, lane: Lane) -> None:
+        self.outer, self.lane = outer, lane
         weakref.finalize(self, lane.close).atexit = False  # by then the driver is closed
 
 
@@ -44,8 +75,10 @@ class Place:
         return Copy(self, tensor, self.room.lane.copy_out(tensor, self.number))
 
     def read(self) -> Copy:
-        """Start to copy what is here back to the device."""
-        tensor, handle = self.room.lane.copy_in(self.number)
+        """Start to copy what is here back to the device. Raises StepError as `Outer.check` does."""
+        self.room.outer.check()
+        with torch.inference_mode(mode=False):  # a step could not change what a reader made in it
+            tensor, handle = self.room.lane.copy_in(self.number)
         return Copy(self, tensor, handle)
 
 
@@ -61,38 +94,3 @@ class Copy:
         """Wait for the copy, as a lane does. Raises SpillError if it failed."""
         self.place.room.lane.wait(self.handle)
         return self.tensor
-
-
-class OuterTiers:
-    """The slower memories that a driver offloads to, the nearest first."""
-
-    def __init__(self, driver: Driver, tiers: Sequence[Tier]) -> None:
-        self.driver, self.tiers = driver, tuple(tiers)
-
-    def places(self, tensors: Sequence[torch.Tensor]) -> list[Place]:
-        """Places for `tensors` in the nearest tier that has room for all.
-
-        Raises SpillError or HostMemoryError if none has.
-        """
-        if not tensors:
-            return []
-        refusal: Exception = HostMemoryError(reason="there is no slower memory", needed_bytes=0)
-        for tier in self.tiers:
-            try:
-                return self._places(tensors, tier)
-            except (SpillError, HostMemoryError) as error:
-                refusal = error
-        raise refusal
-
-    def _places(self, tensors: Sequence[torch.Tensor], tier: Tier) -> list[Place]:
-        regions, stop = {}, 0
-        for number, tensor in enumerate(tensors):
-            regions[number] = Region.of(tensor, stop, tier)
-            stop += region_nbytes(regions[number].nbytes)
-        if tier is Tier.HOST and Tier.DISK in self.tiers:
-            # Copies to the disk pass through host memory: leave room for that.
-            needed = stop + staging_bytes(max(region.nbytes for region in regions.values()))
-            if not self.driver.has_room({tier: needed}):
-                raise HostMemoryError(reason="host_budget is used up", needed_bytes=needed)
-        room = Room(self.driver.open_lane(regions))
-        return [Place(room, number, region) for number, region in regions.items()]

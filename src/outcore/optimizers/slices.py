@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,19 @@ class Slice:
     group: dict[str, Any]
     parameters: list[torch.Tensor]
 
+    def as_group(self) -> dict[str, Any]:
+        """The group with no other parameters."""
+        return {**self.group, "params": self.parameters}
+
+
+def has_slices(optimizer: optim.Optimizer) -> bool:
+    """Whether parts of the parameters can be updated one after the other.
+
+    torch accepts a parameter twice. Its state would then be in two slices at a time.
+    """
+    times = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
+    return type(optimizer) in INDEPENDENT and all(number == 1 for number in times.values())
+
 
 def slices(optimizer: optim.Optimizer, most_bytes: int) -> Iterator[Slice]:
     """Parameters with gradients, such that the state of each slice has at most `most_bytes`.
@@ -56,16 +69,7 @@ def slices(optimizer: optim.Optimizer, most_bytes: int) -> Iterator[Slice]:
 
 
 def _nbytes(parameter: torch.Tensor, state: Mapping[str, Any] | None) -> int:
-    known = state.nbytes if isinstance(state, ParameterState) else 0
-    return known or STATES * parameter.nbytes
-
-
-@contextmanager
-def only(optimizer: optim.Optimizer, part: Slice) -> Iterator[None]:
-    """In this context, `optimizer` has no other parameters than those of `part`."""
-    groups = optimizer.param_groups
-    try:
-        optimizer.param_groups = [{**part.group, "params": part.parameters}]
-        yield
-    finally:
-        optimizer.param_groups = groups
+    """Bytes of the state, or of the parameter if that is more: updates make tensors of its size."""
+    if not state:
+        return STATES * parameter.nbytes
+    return max(parameter.nbytes, state.nbytes if isinstance(state, ParameterState) else 0)

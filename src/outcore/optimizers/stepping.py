@@ -6,19 +6,34 @@ about three slices are on the device at a time.
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import optim
 
-from outcore.errors import HostMemoryError, OutcoreError, SpillError
+from outcore.errors import HostMemoryError, SpillError
 from outcore.optimizers.parameter_state import ParameterState, is_plain
-from outcore.optimizers.places import Copy, OuterTiers
-from outcore.optimizers.slices import INDEPENDENT, Slice, only, slices
+from outcore.optimizers.places import Copy, Outer
+from outcore.optimizers.slices import Slice, has_slices, slices
 
 STAYS = "outcore: some of the state of {optimizer} stays on the device: {reason}"
+
+ELSEWHERE = (
+    "it was offloaded for the device {device}, and parameters are on another one now; call "
+    "outcore.restore_optimizer and then offload_optimizer again"
+)
+
+REPLACED = (
+    "outcore: the step of {optimizer} was replaced after outcore.offload_optimizer: all of its "
+    "state is on the device in each step. Call offload_optimizer after what replaced it, such as "
+    "Accelerator.prepare"
+)
+
+_HOOKS = optim.Optimizer.profile_hook_step(len).__code__
+"""The code that torch puts around the step of an optimizer's class, for hooks."""
 
 
 class Move(NamedTuple):
@@ -32,44 +47,64 @@ class Move(NamedTuple):
 class Stepping:
     """Moves the state of one optimizer, and runs its steps. It does not refer to the optimizer."""
 
-    def __init__(self, outer: OuterTiers, device: torch.device, slice_bytes: int) -> None:
+    def __init__(self, outer: Outer, device: torch.device, slice_bytes: int) -> None:
         self.outer, self.device, self.slice_bytes = outer, device, slice_bytes
         self.ended = False
         """Whether all of the state is back, and stays."""
+        self.lock = threading.RLock()
+        """Held in a step, and by what reads a state (`ParameterState.lock`)."""
+        self._in_step = self._stepped = False
+        """Whether `step` runs, and whether it ran since hooks were last called."""
+        self._reasons: list[str] = []
+        """Why some of the state stays, to be reported."""
         self._told = False
-        """Whether it was reported that something cannot leave."""
+        """Whether that was reported."""
 
     def step(self, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Do what the optimizer's class does in a step, without hooks."""
         run = _without_hooks(type(optimizer).step)
         if self.ended:
             return run(optimizer, *args, **kwargs)
-        if type(optimizer) in INDEPENDENT:
-            return self._by_slices(optimizer, run, *args, **kwargs)
-        results = run(optimizer, *args, **kwargs)
-        self.put_away(optimizer)
-        return results
+        self.outer.check()
+        self._in_step = True
+        try:
+            if has_slices(optimizer):
+                return self._by_slices(optimizer, run, *args, **kwargs)
+            results = run(optimizer, *args, **kwargs)
+            self.put_away(optimizer)
+            return results
+        finally:
+            self._in_step, self._stepped = False, True
 
-    def put_away(
-        self,
-        optimizer: optim.Optimizer,
-        parameters: Iterable[torch.Tensor] | None = None,
-        *,
-        held: bool = False,
-    ) -> None:
-        """Move the state of `parameters`, or of all, away: about a slice at a time.
+    def after_step(self, optimizer: optim.Optimizer, *_: Any) -> None:
+        """Move the state away if something else than `step` did the step: a hook of torch."""
+        if self._in_step or self.ended:
+            return
+        if not self._stepped:
+            self.put_away(optimizer)
+            if not self._told:
+                self._told = True
+                warnings.warn(REPLACED.format(optimizer=type(optimizer).__name__), stacklevel=2)
+        self._stepped = False
 
-        `held`: also tensors that something else refers to, which will not follow the steps.
-        """
-        waiting: list[torch.Tensor] = []
+    def put_away(self, optimizer: optim.Optimizer) -> None:
+        """Move all of the state away."""
+        with self.lock:
+            for some in self.parts(optimizer.state, lambda p: _nbytes_here(optimizer.state[p])):
+                self._finish_going(self._send(optimizer, some))
+        self._warn(optimizer)
+
+    def parts(self, parameters: Iterable[Any], nbytes: Callable[[Any], int]) -> Iterator[list[Any]]:
+        """Lists of parameters with about as many bytes as a slice; some may have none."""
+        some: list[Any] = []
         total = 0
-        for parameter in list(optimizer.state) if parameters is None else parameters:
-            waiting.append(parameter)
-            total += _nbytes_here(optimizer.state[parameter])
+        for parameter in list(parameters):
+            some.append(parameter)
+            total += nbytes(parameter)
             if total >= self.slice_bytes:
-                self._finish_going(optimizer, self._send(optimizer, waiting, held=held))
-                waiting, total = [], 0
-        self._finish_going(optimizer, self._send(optimizer, waiting, held=held))
+                yield some
+                some, total = [], 0
+        yield some
 
     def _by_slices(
         self,
@@ -81,56 +116,76 @@ class Stepping:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with self.lock:
+            self._update(optimizer, run)
+        self._warn(optimizer)
+        return loss
+
+    def _update(self, optimizer: optim.Optimizer, run: Callable[..., Any]) -> None:
+        """Update all slices, the state of each while that of the next one comes."""
         parts = list(slices(optimizer, self.slice_bytes))
         coming = _fetch(optimizer, parts[:1])
         going: list[Move] = []
-        for number, part in enumerate(parts, 1):
-            here, coming = coming, _fetch(optimizer, parts[number : number + 1])
-            _finish_coming(here)
-            with only(optimizer, part):
-                run(optimizer)
-            gone, going = going, self._send(optimizer, part.parameters)
-            self._finish_going(optimizer, gone)
-        self._finish_going(optimizer, going)
-        return loss
-
-    def _send(
-        self, optimizer: optim.Optimizer, parameters: Iterable[torch.Tensor], *, held: bool = False
-    ) -> list[Move]:
-        """Start to move away the state of `parameters`, as far as there is room."""
-        chosen = [
-            (state, key)
-            for parameter in parameters
-            if (state := _own_state(optimizer, parameter)) is not None
-            for key in state.movable(self.device, held=held)
-        ]
-        homeless = [(state, key) for state, key in chosen if not state.has_home(key)]
-        tensors = [state[key] for state, key in homeless]
+        groups = optimizer.param_groups
         try:
-            homes = self.outer.places(tensors)
+            for number, part in enumerate(parts, 1):
+                here, coming = coming, _fetch(optimizer, parts[number : number + 1])
+                _finish_coming(here)
+                optimizer.param_groups = [part.as_group()]
+                run(optimizer)
+                gone, going = going, self._send(optimizer, part.parameters)
+                self._finish_going(gone)
+        finally:
+            optimizer.param_groups = groups
+        self._finish_going(going)
+
+    def _send(self, optimizer: optim.Optimizer, parameters: Iterable[Any]) -> list[Move]:
+        """Start to move away the state of `parameters`, as far as there is room."""
+        states = [s for p in parameters if (s := self._own_state(optimizer, p)) is not None]
+        chosen = [(state, key) for state in states for key in state.movable(self.device)]
+        homeless = [(state, key) for state, key in chosen if not state.has_home(key)]
+        try:
+            homes = self.outer.places([state[k] for state, k in homeless]) if homeless else []
         except (SpillError, HostMemoryError) as error:
-            self._tell(optimizer, error)
+            self._reasons.append(str(error))
             chosen = [(state, key) for state, key in chosen if state.has_home(key)]
         else:
             for (state, key), home in zip(homeless, homes, strict=True):
                 state.settle(key, home)
         return [Move(state, key, state.write(key)) for state, key in chosen]
 
-    def _finish_going(self, optimizer: optim.Optimizer, moves: list[Move]) -> None:
+    def _finish_going(self, moves: list[Move]) -> None:
         """Let the tensors of `moves`, which is emptied, be away. Those whose copies failed stay."""
         while moves:
             state, key, copy = moves.pop(0)
             try:
                 state.let_go(key, copy)
             except SpillError as error:
-                self._tell(optimizer, error)
+                self._reasons.append(str(error))
 
-    def _tell(self, optimizer: optim.Optimizer, error: OutcoreError) -> None:
-        """Warn that some of the state stays on the device, once."""
-        if not self._told:
+    def _own_state(self, optimizer: optim.Optimizer, parameter: Any) -> ParameterState | None:
+        """The state of `parameter` as one whose tensors can be away.
+
+        None if there is nothing large.
+        """
+        state = optimizer.state.get(parameter)
+        if type(state) is dict and any(map(is_plain, state.values())):
+            state = optimizer.state[parameter] = ParameterState(state)
+        if not isinstance(state, ParameterState):
+            return None
+        state.lock = self.lock
+        return state
+
+    def _warn(self, optimizer: optim.Optimizer) -> None:
+        """Warn that some of the state stays on the device, once. Not in the middle of a step."""
+        groups = optimizer.param_groups
+        if not self._reasons and any(p.device != self.device for g in groups for p in g["params"]):
+            self._reasons.append(ELSEWHERE.format(device=self.device))
+        if self._reasons and not self._told:
             self._told = True
-            name, reason = type(optimizer).__name__, error.with_traceback(None)
+            name, reason = type(optimizer).__name__, self._reasons[0]
             warnings.warn(STAYS.format(optimizer=name, reason=reason), stacklevel=2)
+        self._reasons.clear()
 
 
 def _fetch(optimizer: optim.Optimizer, parts: Iterable[Slice]) -> list[Move]:
@@ -155,25 +210,15 @@ def _finish_coming(moves: list[Move]) -> None:
         state.take_back(key, copy)
 
 
-def _own_state(optimizer: optim.Optimizer, parameter: torch.Tensor) -> ParameterState | None:
-    """The state of `parameter` as one whose tensors can be away; None if there is nothing large."""
-    state = optimizer.state.get(parameter)
-    if isinstance(state, ParameterState):
-        return state
-    if type(state) is dict and any(map(is_plain, state.values())):
-        own = optimizer.state[parameter] = ParameterState(state)
-        return own
-    return None
-
-
 def _nbytes_here(state: object) -> int:
     """Bytes of the tensors in `state` that are on a device and large."""
     values = state.here() if isinstance(state, ParameterState) else state
     found = values.values() if isinstance(values, dict) else ()
-    return sum(value.untyped_storage().nbytes() for value in found if is_plain(value))
+    return sum(value.nbytes for value in found if is_plain(value))
 
 
 def _without_hooks(step: Any) -> Callable[..., Any]:
     """The step of an optimizer's class, without the code that torch puts around it for hooks."""
-    found: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    is_hooked = getattr(step, "__code__", None) is _HOOKS
+    found: Callable[..., Any] = step.__wrapped__ if is_hooked else step
     return found
