@@ -561,6 +561,7 @@ def test_what_fails_first_is_named_and_then_the_outer_tier_that_would():
     with pytest.raises(InfeasibleError, match="no plan fits a device budget of 100 KiB") as caught:
         resolve("superneurons").plan(problem)
     assert caught.value.floor_bytes == 192 * KIB
+    assert caught.value.at_least, "it takes more than that on the device as well"
     (note,) = caught.value.__notes__
     assert note.startswith("outcore: with that budget, no plan fits a host budget of 64.0 KiB")
 

@@ -25,11 +25,11 @@ FEW_OPS = 32
 
 
 def lean_plans(problem: Problem) -> Iterator[Plan]:
-    """Plans of little memory inside the outer tiers' limits; the last keeps everything.
+    """Plans of little memory inside the outer tiers' limits; one of them keeps everything.
 
     The first offload the gaps across the boundary, then every gap. If the outer tiers have no room
-    for the latter, plans follow that recompute, or that offload only some gaps. Ops run as the
-    variants with the smallest workspaces. Every plan is made only when it is asked for.
+    for the latter, plans follow that offload only some gaps, and plans that recompute. Ops run as
+    the variants with the smallest workspaces. Every plan is made only when it is asked for.
     """
     variants = _smallest_workspaces(problem.profile)
     found: list[dict[Gap, Choice]] = []
@@ -74,13 +74,17 @@ def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
 
 
 def _with_little_room(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Recompute more and more at the cost of time; offload the rest as far as there is room.
+    """Offload what there is room for, and recompute more and more of the rest; keep what is left.
 
-    What there is no room for is kept. The last two offload only, and recompute only.
+    Then recompute first, and offload what cannot be recomputed. The last recomputes only.
     """
     crossing = candidates(problem, 1)
+    first = _offloaded(problem, crossing)
+    yield first
+    for again in _recomputing(problem, [gap for gap in crossing if gap not in first]):
+        yield first | again
     recomputing = _recomputing(problem, crossing)
-    for again in (*recomputing, {}):
+    for again in recomputing:
         yield again | _offloaded(problem, [gap for gap in crossing if gap not in again])
     yield recomputing[-1]
 

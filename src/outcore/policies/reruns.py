@@ -18,12 +18,12 @@ def limited(trace: Trace, gaps: Iterable[Gap], max_ops: int = 0) -> list[Gap]:
     """Those of `gaps`, in forward order, that need at most `max_ops` ops to recompute.
 
     Each recomputation drops what it passes through. The others are starts for those after them.
-    0: any number of ops, as far as `MOST_AGAIN` allows.
+    `max_ops` 0: any number of ops, as far as `MOST_AGAIN` allows.
     """
     gaps = list(gaps)
     most = max_ops
     if not most and len(gaps) * trace.boundary > 2 * MOST_AGAIN:
-        most = 2 * MOST_AGAIN // len(gaps)
+        most = max(1, 2 * MOST_AGAIN // len(gaps))
     if not most:
         return gaps
     live = liveness(trace)

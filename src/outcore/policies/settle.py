@@ -17,7 +17,7 @@ from outcore.policies.policy import Policy
 from outcore.spec import spec_text
 
 TRIES = 4
-"""How often a policy chooses, each time within less memory, before everything is offloaded."""
+"""How often `settle_within` chooses, each time within less memory, before it gives up."""
 
 
 def settle(

@@ -67,7 +67,7 @@ def _figures(comparison: Comparison, holdings: Holdings) -> dict[str, Any]:
         "training_budget_bytes": budget_for(floor_bytes),
         "proved_floor_bytes": comparison.proved_floor_bytes(),
         "in_core_peak_bytes": in_core,
-        "of_in_core_peak": floor_bytes / in_core,
+        "of_in_core_peak": floor_bytes / in_core if in_core else 1.0,
         "machine_bytes": comparison.machine_bytes,
         "set_by": holdings.floor.op,
         "op": holdings.op,

@@ -48,7 +48,8 @@ class SuperNeurons:
 
         What to keep is chosen as if everything else were offloaded. What is recomputed instead may
         need more than there is. With a larger budget more is kept, which may again need more. So
-        the budget in the error has been tried. If an outer tier is too small there, a note says so.
+        the budget in the error has been tried. If an outer tier is too small there, a note says so,
+        and more than that budget is needed.
         """
         try:
             return self.plan_once(problem)
@@ -61,10 +62,12 @@ class SuperNeurons:
                 break
             except InfeasibleError as error:
                 there = error
+        beyond = there.tier != refusal.tier
+        limit_bytes = problem.limit_bytes(Tier(refusal.tier))
+        named = replace(refusal, budget_bytes=limit_bytes, at_least=refusal.at_least or beyond)
+        if beyond:
+            named.add_note(f"outcore: with that budget, {there}")
         try:
-            named = replace(refusal, budget_bytes=problem.limit_bytes(Tier(refusal.tier)))
-            if there.tier != refusal.tier:
-                named.add_note(f"outcore: with that budget, {there}")
             raise named
         finally:
             del refusal, there, named  # tracebacks refer to this frame: cycles keep callers' data

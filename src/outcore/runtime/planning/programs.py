@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from outcore.errors import InfeasibleError
 from outcore.gc_paused import gc_paused
 from outcore.ir.family import SharedProgram, family_of
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, held_bytes, peak, staging_needed
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.profile import Profile
 from outcore.ir.program import Free, Program
@@ -24,6 +26,7 @@ from outcore.policies import Policy, floor_plan, leanest_plan
 from outcore.policies.chen import ChenSqrt
 from outcore.policies.recompute_all import RecomputeAll
 from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.planning.headroom import Make
 from outcore.runtime.planning.shares import Shares
 from outcore.runtime.planning.solving import Solver
 
@@ -116,13 +119,14 @@ class Programs:
         """
         hardware, profile = self._solver.hardware(), planned.problem.profile
         problem = shares.problem(hardware, profile, held_bytes, between_bytes)
+        make: Make = floor_plan
         if Tier.HOST in without:  # copies to a disk use the buffers that are there for others
             staging = staging_needed(planned.problem.trace, planned.plan)
-            problem = replace(problem, host_budget_bytes=staging)
+            problem, make = replace(problem, host_budget_bytes=staging), partial(_beyond, staging)
         if Tier.DISK in without:
             plan = floor_plan(replace(problem, host_budget_bytes=0, disk_budget_bytes=0))
         else:
-            problem, plan = self._solver.solve(shares, problem, floor_plan, overlap=False)
+            problem, plan = self._solver.solve(shares, problem, make, overlap=False)
         return lower_without_overlap(problem, plan)
 
     @gc_paused()
@@ -195,3 +199,10 @@ def copied_bytes(trace: Trace, overwritten: Iterable[int]) -> int:
     """Bytes of the copies of inputs that AOTAutograd overwrites, at positions `overwritten`."""
     values = (trace.values[trace.inputs[position]] for position in overwritten)
     return sum(trace.buffers[value.buffer].nbytes for value in values)
+
+
+def _beyond(staging_bytes: int, problem: Problem) -> Plan:
+    """The floor's plan, which stores nothing on a host that has only room for staging."""
+    if problem.limit_bytes(Tier.HOST) <= staging_bytes:
+        problem = replace(problem, host_budget_bytes=0)
+    return floor_plan(problem)
