@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 from math import prod
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -226,3 +228,26 @@ def test_objects_are_visited_once_while_no_tensor_comes(monkeypatch: pytest.Monk
     held.append(torch.ones(10))
     assert counted(elsewhere) == before - 4000 + 40
     assert len(seen) == 2
+
+
+class OnGpu:
+    """Stands for a tensor on a GPU that has a storage."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.tensor.untyped_storage()
+
+
+@pytest.mark.parametrize(("allocated", "left"), [(5000, 1000), (3000, 0)])
+def test_what_torch_did_not_allocate_is_in_no_figure_of_its_allocator(
+    monkeypatch: pytest.MonkeyPatch, allocated: int, left: int
+) -> None:
+    """Inputs may be arrays of other libraries, or be in memory of other processes."""
+    monkeypatch.setattr(resident, "allocated_bytes", lambda _: allocated)
+    own, foreign = torch.ones(1000), torch.from_numpy(np.ones(1000, np.float32))
+    given: list[Any] = [OnGpu(each) for each in (own, own[:10], foreign)]
+    assert resident_bytes(OnGpu.device, given) == left

@@ -40,10 +40,10 @@ def resident_bytes(
 
     `excluded`: storages to leave out, or tensors whose storages to leave out.
 
-    On CUDA this is the allocator's figure without those. On a CPU it is what `ledger` counts, if
-    given, plus the tensors that the interpreter knows of and the ledger does not count, plus
-    gradients of leaves, which the interpreter may not know of. While other threads live, only
-    gradients of leaves in `excluded` are read.
+    On CUDA this is the allocator's figure without those of them that it counts. On a CPU it is what
+    `ledger` counts, if given, plus the tensors that the interpreter knows of and the ledger does
+    not count, plus gradients of leaves, which the interpreter may not know of. While other threads
+    live, only gradients of leaves in `excluded` are read.
 
     `elsewhere`: remembers what was found outside the ledger, so that few objects need to be
     visited.
@@ -51,10 +51,10 @@ def resident_bytes(
     # Subclasses of tensors may override what is called here, and answer differently.
     with torch._C.DisableTorchFunctionSubclass():
         near = [each for each in excluded if each.device == device]
+        if device.type == "cuda":
+            return max(0, allocated_bytes(device) - _allocators_bytes(near))
         left_out = dict(_extents(near))
         given = [each for each in near if isinstance(each, torch.Tensor)]
-        if device.type == "cuda":
-            return allocated_bytes(device) - sum(left_out.values())
         if ledger is None:
             tensors = _tensors(device, given, _known_tensors(ALL))
             found = {s.data_ptr(): s.nbytes() for s in _storages(tensors)}
@@ -185,6 +185,15 @@ def _moves() -> Moves:
 def _extents(given: Iterable[torch.Tensor | torch.UntypedStorage]) -> Iterator[tuple[int, int]]:
     """Address and bytes of each storage that has memory."""
     return ((storage.data_ptr(), storage.nbytes()) for storage in _storages(given))
+
+
+def _allocators_bytes(given: Iterable[torch.Tensor | torch.UntypedStorage]) -> int:
+    """Bytes of the storages that come from torch's allocator, each counted once.
+
+    Memory of other libraries (by DLPack, for example) and of other processes is not resizable.
+    """
+    own = (storage for storage in _storages(given) if storage.resizable())
+    return sum(dict(_extents(own)).values())
 
 
 def _storages(
