@@ -168,7 +168,9 @@ class AdversarialDriver:
         """Return None: it has no allocator."""
         return None
 
-    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
+    def bound_memory(
+        self, held_bytes: Callable[[], int], most_bytes: int | None, *, for_good: bool = True
+    ) -> None:
         """Do nothing."""
 
     def disk_bytes_written(self) -> int:

@@ -137,7 +137,7 @@ class LateDevice:
         self.deaf = 0
         """The number of a wait to ignore, from 1, for tests of a missing wait; 0: ignore none."""
         self.waits = 0
-        self.trims = 0
+        self.trims = self.retried = 0
         self.scalars_on_host = False
 
     @contextmanager
@@ -239,6 +239,9 @@ class LateDevice:
 
     def trim(self) -> None:
         self.trims += 1
+
+    def retries(self) -> int:
+        return self.retried
 
     def is_capturing(self) -> bool:
         return False

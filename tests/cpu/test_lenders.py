@@ -15,13 +15,17 @@ from torch import Tensor, nn
 from outcore import Backend
 from outcore.errors import HostMemoryError, InfeasibleError
 from outcore.execute.arena import own_arena
+from outcore.execute.queued import QueuedDriver
+from outcore.measure import resident_bytes
 from outcore.runtime import by_size
+from outcore.runtime.budget import engine
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.conduct.first_steps import AGAIN
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD
+from tests.cpu.queues import LateDevice
 from tests.cpu.test_lending import BUDGET, LARGE, Scaled, backend_of, plans
 from tests.cpu.test_lending import peaks as peaks
 from tests.cpu.training import PROFILED_STEPS
@@ -113,6 +117,26 @@ def test_smaller_sizes_run_the_program_of_larger_ones() -> None:
             code.append(graph.profiling.checked.compiled)
     assert len(code) > 10
     assert len({*code[3:]}) <= 2, "one for each lender"
+
+
+@pytest.mark.parametrize("budget", [2 * BUDGET, 32 * BUDGET], ids=["moved", "kept"])
+def test_new_sizes_leave_the_cache_of_a_gpu_be(
+    monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    device = LateDevice()
+    monkeypatch.setattr(engine, "open_driver", lambda *_: QueuedDriver(device))
+    gc.collect()
+    backend = backend_of(budget + resident_bytes(torch.device("cpu")))
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    trims = []
+    for n in (*STREAM, *(n - 50 for n in STREAM)):
+        call(row(n)).backward()
+        trims.append(device.trims)
+    assert backend.engine is not None
+    planned = backend.engine.graphs[-1].status.lent
+    assert planned is not None
+    assert planned.everything_kept == (budget > 2 * BUDGET)
+    assert trims[len(STREAM)] == trims[-1]
 
 
 def test_a_plan_that_was_lent_was_made_once() -> None:

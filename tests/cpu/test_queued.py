@@ -187,6 +187,17 @@ def test_a_new_plan_begins_with_nothing_kept(driver: QueuedDriver, device: LateD
     assert device.trims == 0, "nothing is moved"
     driver.bound_memory(int, 1 << 20)
     assert device.trims == 1
+    driver.bound_memory(int, 1 << 20)
+    assert device.trims == 2, "what was measured meanwhile is left over"
+
+
+def test_sizes_that_may_not_return_begin_with_what_is_kept(
+    driver: QueuedDriver, device: LateDevice
+) -> None:
+    for bound, retried, trims in [(20, 0, 1), (20, 0, 1), (20, 1, 2), (20, 1, 2), (30, 1, 3)]:
+        device.retried = retried
+        driver.bound_memory(int, bound, for_good=False)
+        assert device.trims == trims
 
 
 def test_links_are_tried_with_what_is_left(driver: QueuedDriver, device: LateDevice) -> None:

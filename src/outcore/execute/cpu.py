@@ -268,14 +268,17 @@ class CpuDriver:
         now = arena.figures()
         return Ledger(now.live_bytes, now.start, now.stop, arena.outside_bytes, arena.peak_bytes)
 
-    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
-        """Bound resident memory by `most_bytes`.
+    def bound_memory(
+        self, held_bytes: Callable[[], int], most_bytes: int | None, *, for_good: bool = True
+    ) -> None:
+        """Bound resident memory by `most_bytes`, whether it is for good or not.
 
         With an arena, the bound applies to the arena's memory, with some room for holes
         (`HOLES_DIVISOR`). Otherwise it applies to the whole process, and what the process holds
         besides its tensors is added. If there is no arena and resident memory cannot be read, there
         is no bound.
         """
+        del for_good
         if isinstance(self.arena, Arena):
             self._bound_arena(self.arena, most_bytes)
             return

@@ -91,6 +91,11 @@ class CudaDevice:
         """Empty the allocator's cache."""
         torch.cuda.empty_cache()
 
+    def retries(self) -> int:
+        """The count of torch's allocator."""
+        counts = torch.cuda.memory_stats_as_nested_dict(self.device)
+        return int(counts.get("num_alloc_retries", 0))
+
     def host(self, nbytes: int) -> torch.Tensor:
         """Allocate registered host memory."""
         return pinned(nbytes, self.device, self._tell)

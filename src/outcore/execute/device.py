@@ -102,6 +102,10 @@ class Device(Protocol):
         """Release the free device memory that the allocator caches. The host may wait."""
         ...
 
+    def retries(self) -> int:
+        """How often the allocator had to release all of that itself, to serve a request."""
+        ...
+
     def host(self, nbytes: int) -> torch.Tensor:
         """Allocate flat bytes of host memory that copies reach at full speed, if possible.
 

@@ -211,11 +211,14 @@ class Driver(Protocol):
         """What the driver's own allocator holds now; None if it has none that counts."""
         ...
 
-    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
+    def bound_memory(
+        self, held_bytes: Callable[[], int], most_bytes: int | None, *, for_good: bool = True
+    ) -> None:
         """Keep the device memory of the process near `most_bytes`, if the driver can.
 
         `held_bytes` counts what tensors hold, for drivers that ask. None for `most_bytes` removes
-        the bound: freed memory is then kept for speed.
+        the bound: freed memory is then kept for speed. `for_good`: not just for the first steps of
+        a graph, which may be all.
         """
         ...
 

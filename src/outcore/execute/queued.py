@@ -93,6 +93,10 @@ class QueuedDriver:
         """Made when the disk is first needed."""
         self._disk_budget_bytes: int | None = None
         self._closed = False
+        self._bound_bytes: int | None = None
+        """The latest bound on device memory."""
+        self._retries = 0
+        """How often the allocator had emptied its cache when it was last told to."""
         self._near: Hardware | None = None
         """The device and the host, as `hardware` described them last."""
         self.links: QueueLinks | None = None
@@ -291,15 +295,23 @@ class QueuedDriver:
         """Return None: callers read the counters of the device's own allocator instead."""
         return None
 
-    def bound_memory(self, held_bytes: Callable[[], int], most_bytes: int | None) -> None:
+    def bound_memory(
+        self, held_bytes: Callable[[], int], most_bytes: int | None, *, for_good: bool = True
+    ) -> None:
         """If there is a bound, empty the allocator's cache: later requests have other sizes.
 
         If the allocator could get little more memory, it would otherwise have to empty its cache
-        within a step. Without a bound, nothing is moved, and the allocator has what it needs.
+        within a step. Without a bound, nothing is moved, and the allocator has what it needs. If
+        the bound is not for good, the sizes may not return: then the cache stays, unless the bound
+        is another one, or the allocator had to empty the cache itself since.
         """
         del held_bytes  # the allocator has torch's own limits
-        if most_bytes is not None:
+        before, self._bound_bytes = self._bound_bytes, most_bytes
+        if most_bytes is None:
+            return
+        if for_good or most_bytes != before or self.device.retries() > self._retries:
             self.device.trim()
+            self._retries = self.device.retries()
 
     def disk_bytes_written(self) -> int:
         """Bytes written to a disk so far, including those that measured it."""

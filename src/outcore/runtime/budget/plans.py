@@ -130,8 +130,7 @@ class Plans:
         """
         collected, known = False, self._workspaces(graph)
         while True:
-            budget = self._settings.budget_bytes
-            self._driver.bound_memory(self._residency.resident_bytes, budget)
+            self._bound_by_budget()
             own = sum(store.private_bytes for store in self._registry.stores.of(graph))
             resident = own + self._residency.external_bytes(graph, inputs)
             shares = replace(self._shares(graph), held=self._held_unplanned())
@@ -265,7 +264,7 @@ class Plans:
         if found is None:
             return None
         planned, spare = found
-        self._driver.bound_memory(self._residency.resident_bytes, self._settings.budget_bytes)
+        self._bound_by_budget()
         held, most = self._residency.external_bytes(graph, inputs), planned.external_bytes + spare
         if held > most:
             return None
@@ -441,6 +440,11 @@ class Plans:
         self._remembered[key] = planned
         while len(self._remembered) > max(REMEMBERED_PLANS, self._registry.most_graphs):
             self._remembered.popitem(last=False)
+
+    def _bound_by_budget(self) -> None:
+        """Bound the process's memory for a graph without a plan, of whose sizes none may return."""
+        budget = self._settings.budget_bytes
+        self._driver.bound_memory(self._residency.resident_bytes, budget, for_good=False)
 
     def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
         """Bound the process's memory if the plan of a running graph moves anything.
