@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +93,22 @@ def test_a_checked_step_of_it_is_within_the_budget(peaks: list[tuple[bool, int]]
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes <= report.predicted_peak_bytes <= BUDGET
+
+
+@pytest.mark.parametrize("tries", [False, True])
+def test_on_a_gpu_it_is_metered_once_unless_cudnn_tries_algorithms(
+    monkeypatch: pytest.MonkeyPatch, tries: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", tries)
+    backend = backend_of()
+    call = torch.compile(Scaled(), backend=backend, dynamic=True)
+    for n in [LARGE] * (PROFILED_STEPS + 1):
+        call(torch.full((1, n), 0.5)).backward()
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(engine.Engine, "readings", partial(engine.Engine.readings, on_gpu))
+    for planned in (False, not tries, True):
+        call(torch.full((1, SMALL), 0.5)).backward()
+        assert (plans(backend)[-1] is not None) == planned
 
 
 def test_checked_steps_hold_inputs_that_the_plan_does_not(peaks: list[tuple[bool, int]]) -> None:

@@ -35,8 +35,6 @@ class Engine:
         self.settings, self.device = settings, device
         self.lock = threading.RLock()
         """Held by each call of a graph: threads that train under one budget take turns."""
-        self.readings = 2 if device.type == "cuda" else 1
-        """Steps to meter before planning. In the first on a GPU, cuDNN may try its algorithms."""
         self.driver: Driver = open_driver(
             device, settings.spill_dir, settings.link_bytes_per_second
         )
@@ -95,6 +93,15 @@ class Engine:
         with suppress(OutcoreError, OSError, RuntimeError):
             self.driver.refuse_capture()
             self.driver.close()
+
+    def readings(self, *, lent: bool) -> int:
+        """Steps to meter before planning; `lent`: they run a plan for larger sizes.
+
+        In the first on a GPU, cuDNN may try its algorithms. What libraries allocate once was
+        allocated for the larger sizes.
+        """
+        anew = torch.backends.cudnn.benchmark or not lent
+        return 2 if self.device.type == "cuda" and anew else 1
 
     # ---- steps ----------------------------------------------------------------------------------
 

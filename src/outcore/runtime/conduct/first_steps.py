@@ -84,7 +84,8 @@ class FirstSteps:
             program, most = kept, beside_all
         else:
             program, most = engine.plans.floor_program(graph, inputs, leanest=graph.lean)
-        driver, mark, readings = engine.driver, engine.metering.mark, engine.readings
+        driver, mark = engine.driver, engine.metering.mark
+        readings = engine.readings(lent=lent is not None)
         begun = begin_profiling(graph.captured, program, most, driver, readings, mark, lent)
         bounded = lent is None or (lent.bounded and lent.everything_kept)
         begun.keeps = kept is not None and bounded
