@@ -29,22 +29,26 @@ class Machine:
         monkeypatch.setattr(fragments, "retries", lambda _: self.retries)
         self.planned: list[Any] = [KEPT, MOVED]
         registry: Any = SimpleNamespace(steps=self.steps, active=self.graphs)
-        self.left = list[int]()
+        self.left, self.metered = list[int](), set[int]()
+        metering: Any = SimpleNamespace(was_metered=self.metered.__contains__)
 
         def leave() -> None:
             self.left.append(self.steps.number)
             self.planned = [KEPT, MOVED]
 
-        self.fragments = Fragments(settings, torch.device(kind), registry, plans, leave)
+        device = torch.device(kind)
+        self.fragments = Fragments(settings, device, registry, metering, plans, leave)
 
     def graphs(self) -> list[Any]:
         return [SimpleNamespace(planned=each) for each in self.planned]
 
-    def train(self, steps: int, retries: int) -> None:
+    def train(self, steps: int, retries: int, *, metered: bool = False) -> None:
         for _ in range(steps):
             for begins in (True, False):
                 self.steps.call(begins=begins)
                 self.fragments.called()
+                if metered:
+                    self.metered.add(self.steps.number)
                 self.retries += retries * begins
 
 
@@ -105,6 +109,21 @@ def test_places_are_kept_where_memory_is_given_back_now_and_then(
     for _ in range(20):
         machine.train(LATEST // (OFTEN - 1), 0)
         machine.train(1, 2)
+    assert not machine.left
+    assert not machine.emptied
+
+
+def test_metered_steps_say_nothing_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is held for it in them. The steps under an earlier one say nothing either."""
+    machine = Machine(monkeypatch)
+    for _ in range(3):
+        machine.planned = [SimpleNamespace(everything_kept=False, layout=object())]
+        machine.train(2, 1, metered=True)
+        machine.train(SETTLING_STEPS, 1)
+        machine.train(4, 0)
+        machine.train(2, 1, metered=True)
+        machine.train(1, 1)
+        machine.train(2, 0)
     assert not machine.left
     assert not machine.emptied
 

@@ -52,7 +52,9 @@ class Engine:
         self.lenders = Lenders(settings, self.registry, self.residency, self.plans, self.growth)
         self.placing = Placing(self.stores, self.metering)
         leave = self.placing.give_up
-        self.fragments = Fragments(settings, device, self.registry, self.plans, leave)
+        self.fragments = Fragments(
+            settings, device, self.registry, self.metering, self.plans, leave
+        )
         self.recorder, self.trials = Recorder(self.driver), Trials(self.driver)
         self.equipment = Equipment(self.driver, self.recorder, self.trials, settings.strict)
 

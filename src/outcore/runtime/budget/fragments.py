@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from outcore.ir.layout import Layout
 from outcore.measure import retries
+from outcore.runtime.budget.metering import Metering
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.settings.options import Settings
@@ -39,7 +41,8 @@ class Fragments:
     By outcore's model of the allocator, a plan that starts on an empty device loses nothing
     (decision 0036). If it starts from what other steps left, it may give memory back in every
     step. Under a layout (decision 0037) nothing should be lost at all; if it is, the layout is
-    dropped.
+    dropped. Steps that are metered do not count: nothing is held for layouts in them, and plans
+    start anew after them.
     """
 
     def __init__(
@@ -47,17 +50,16 @@ class Fragments:
         settings: Settings,
         device: torch.device,
         registry: Registry,
+        metering: Metering,
         plans: Plans,
         leave_places: Callable[[], None],
     ) -> None:
-        self._device, self._registry, self._plans, self._leave = (
-            device,
-            registry,
-            plans,
-            leave_places,
-        )
+        self._device, self._registry, self._metering = device, registry, metering
+        self._plans, self._leave = plans, leave_places
+        self._layout: Layout | None = None
+        """The layout of the latest step with one."""
         self._placed: deque[bool] = deque(maxlen=LATEST)
-        """For the latest steps under a layout: whether memory was given back."""
+        """For the latest steps under that layout: whether memory was given back."""
         self._watches = device.type == "cuda" and any(settings.rooms)
         self._step = self._began = self._retries = self._in_a_row = 0
         self._patience = SETTLING_STEPS
@@ -71,19 +73,33 @@ class Fragments:
         """Note that a forward call begins; if it is the first of a step, check the step before."""
         if not self._watches or self._registry.steps.number == self._step:
             return
+        counts = not self._metering.was_metered(self._step)
         self._step = self._registry.steps.number
         before, self._retries = self._retries, retries(self._device)
-        self._in_a_row = self._in_a_row + 1 if self._retries > before else 0
+        if counts:
+            self._in_a_row = self._in_a_row + 1 if self._retries > before else 0
         planned = [graph.planned for graph in self._registry.active()]
         if all(each is None or each.everything_kept for each in planned) or None in planned:
             self._began = self._step
             self._placed.clear()
-        elif any(each is not None and each.layout is not None for each in planned):
-            if self._step - self._began > SETTLING_STEPS:
-                self._placed.append(self._in_a_row > 0)
-            if sum(self._placed) >= OFTEN:
-                self._leave()
-                self._placed.clear()
+        elif counts:
+            layouts = (each.layout for each in planned if each is not None)
+            self._check(next(filter(None, layouts), None))
+
+    def _check(self, layout: Layout | None) -> None:
+        """Check the step before, in which plans moved something, with `layout` if there is one."""
+        if layout is not None:
+            self._check_placed(layout)
         elif self._in_a_row >= IN_A_ROW and self._step - self._began > self._patience:
             self._began, self._patience = self._step, 2 * self._patience
             self._plans.bound_memory()  # empties the allocator's cache, as the plans move something
+
+    def _check_placed(self, layout: Layout) -> None:
+        if layout is not self._layout:
+            self._layout, self._began = layout, self._step
+            self._placed.clear()
+        if self._step - self._began > SETTLING_STEPS:
+            self._placed.append(self._in_a_row > 0)
+        if sum(self._placed) >= OFTEN:
+            self._leave()
+            self._placed.clear()

@@ -45,6 +45,8 @@ class Metering:
         self._device, self._registry, self._residency = device, registry, residency
         self._observer = observer
         self.running: MeteredStep | None = None
+        self._began_in = -1
+        """The number of the step in which it began to meter last."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -107,8 +109,13 @@ class Metering:
             leader.unmetered(Obstacle.METERED_ELSEWHERE)
         elif not begun:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
-        self.running = metered if begun else None
+        if begun:
+            self.running, self._began_in = metered, steps.number
         leader.status.peaks.tries += begun and leader.planned is not None
+
+    def was_metered(self, step: int) -> bool:
+        """Whether step number `step`, the latest one that has come to an end, was metered."""
+        return self.running is not None or self._began_in >= step
 
     def note_call(self, graph: PlannedGraph) -> bool:
         """Note a forward call of `graph`; returns whether it is its first in a metered step."""
