@@ -22,6 +22,10 @@ class Clock(Protocol):
         """Return the moment at which the work given to the device so far is done."""
         ...
 
+    def at(self, wall_ns: int) -> Moment:
+        """Return the same as `now`; the method `wall_ns` will return `wall_ns` for it."""
+        ...
+
     def seconds(self, start: Moment, stop: Moment) -> float:
         """Return the time between two moments; may wait for the second one."""
         ...
@@ -31,7 +35,10 @@ class Clock(Protocol):
         ...
 
     def wall_ns(self, moment: Moment) -> int:
-        """Return when `now` returned it, in nanoseconds of the wall clock (`time.time_ns`)."""
+        """Return when `now` returned it, in nanoseconds of the wall clock (`time.time_ns`).
+
+        For moments of `at`, return what it was given.
+        """
         ...
 
 
@@ -39,6 +46,10 @@ class WallClock:
     """The clock of a device that does all work immediately: the host itself."""
 
     now = staticmethod(time.time_ns)
+
+    def at(self, wall_ns: int) -> int:
+        """Return the given time."""
+        return wall_ns
 
     def seconds(self, start: int, stop: int) -> float:
         """Return the time between two moments; 0 if the clock was set back in between."""

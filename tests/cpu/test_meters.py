@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
@@ -228,6 +229,27 @@ class Books:
         pass
 
 
+class Peaks(Books):
+    """The same with the peaks, and with a count of how often they were read."""
+
+    times = 0
+
+    def read(self) -> tuple[int, int]:
+        self.times += 1
+        level, _ = super().read()
+        return level, self._peak_bytes(anew=False)
+
+    def reset(self) -> None:
+        self._peak_bytes(anew=True)
+
+    def _peak_bytes(self, *, anew: bool) -> int:
+        assert self.backend is not None
+        assert self.backend.engine is not None
+        ledger = self.backend.engine.driver.ledger()
+        assert ledger is not None
+        return ledger.peak_bytes(anew)
+
+
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
     counted = Books()
@@ -290,6 +312,28 @@ def test_asking_for_a_report_meanwhile_is_safe(books: Books) -> None:
         over.set()
         asking.join()
     assert same(found, train("eager"))
+
+
+def test_a_clock_that_is_set_back_in_a_step_changes_no_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it may be while the first step is metered."""
+    counted, now, found = Peaks(), time.time_ns, []
+    monkeypatch.setattr(metering, "open_meter", lambda _: CounterMeter(counted))
+    for late in ((), range(10, 50)):
+        counted.backend, counted.times = Backend(budget="1GiB"), 0
+        backend = counted.backend
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: now() - (counted.times in late) * 10**9)  # noqa: B023 - called at once
+            train(backend)
+        assert backend.engine is not None
+        (graph,) = backend.engine.graphs
+        assert graph.planned is not None
+        found.append(graph.planned.problem.profile.workspace_bytes)
+        backend.close()
+    counted.backend = None
+    assert found[0] == found[1]
+    assert any(found[0])
 
 
 def test_a_step_is_metered_by_counters(books: Books) -> None:

@@ -64,9 +64,13 @@ class QueueClock:
 
     def now(self) -> tuple[int, Event]:
         """The wall clock, and an event in the current queue."""
+        return self.at(time.time_ns())
+
+    def at(self, wall_ns: int) -> tuple[int, Event]:
+        """The given time, and an event in the current queue."""
         event = self.device.event(timed=True)
         self.device.record(event, self.device.current())
-        return time.time_ns(), event
+        return wall_ns, event
 
     def seconds(self, start: tuple[int, Event], stop: tuple[int, Event]) -> float:
         """Time between two events in the queue. The host waits for them."""
@@ -77,7 +81,7 @@ class QueueClock:
         return self.device.come(moment[1])
 
     def wall_ns(self, moment: tuple[int, Event]) -> int:
-        """When the host called `now`."""
+        """When the host called `now`, or what it gave to `at`."""
         return moment[0]
 
 

@@ -239,14 +239,14 @@ def begin_profiling(
     most_resident_bytes: int,
     driver: Driver,
     readings: int,
-    mark: Callable[[], object],
+    mark: Callable[[], int],
     lent: Planned | None,
 ) -> Profiling:
     """Build `program` with its instruments; `readings` of its steps are to be metered.
 
     `program` is the floor program, the one that keeps everything, or that of the plan `lent`.
 
-    `mark` is called as each op begins and ends: these are the times for which the meter is read.
+    `mark` is called as each op begins and ends, and returns the time for which the meter is read.
     """
     clock, generator = driver.clock, driver.generator
     trace = captured.trace
@@ -255,8 +255,7 @@ def begin_profiling(
     both = Instruments(timed=True, checked=(*Phase,))
 
     def marked() -> Moment:
-        mark()
-        return clock.now()
+        return clock.at(mark())
 
     return Profiling(
         trace,

@@ -171,7 +171,7 @@ class MeteredStep:
         if done:
             last = max(v.backward_stop for v in done)
             self.peak_bytes = self.resident_bytes + reading.peak_bytes(self.started, last)
-            self.after_bytes = self.resident_bytes + reading.peak_bytes(last, time.time_ns())
+            self.after_bytes = self.resident_bytes + reading.peak_bytes(last)
         for interlude in self.interludes:
             self._hand_out_peak(reading, interlude)
         for visit in done:
