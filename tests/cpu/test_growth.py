@@ -96,6 +96,24 @@ def test_a_loss_that_begins_later_is_planned_for() -> None:
     assert held[-1] <= report.measured_peak_bytes <= budget
 
 
+@pytest.mark.parametrize("broken", [False, True], ids=["one graph", "two graphs"])
+def test_what_is_made_between_is_read_once_forward_has_ended(
+    monkeypatch: pytest.MonkeyPatch, *, broken: bool
+) -> None:
+    """Not between the calls of graphs that follow each other."""
+    training, reads = Training(Backend(budget="28MiB", policy="pooch"), broken=broken), list[bool]()
+    read = Residency.level_and_peak
+
+    def noted(self: Residency, *, anew: bool = False) -> tuple[int, int] | None:
+        reads.append(anew)
+        return read(self, anew=anew)
+
+    training.steps()
+    monkeypatch.setattr(Residency, "level_and_peak", noted)
+    training.steps(2)
+    assert reads == [True, False] * 2
+
+
 def inside(backend: Backend) -> None:
     report = backend.report()
     assert report.measured_peak_bytes is not None

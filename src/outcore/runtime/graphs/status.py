@@ -76,6 +76,10 @@ class GrowthRecord:
     new plan. Reports add them to the predicted peak."""
     between_bytes: int = 0
     """The most that was seen to be made between the two calls of a step."""
+    followed: bool = False
+    """Whether another forward call has come between those two calls."""
+    ends_forward: bool = False
+    """Whether, in some steps, none has."""
 
 
 @dataclass(slots=True)

@@ -61,9 +61,9 @@ class Visit:
     calls."""
     ran: object = None
     """The executable that ran the latest of its backward calls."""
-    left: tuple[int, int, int] | None = None
-    """As its forward call ended under a plan: how many forward calls had begun, the bytes that the
-    allocator had given out, and the most at once before."""
+    left: tuple[int, tuple[int, int] | None] | None = None
+    """As its forward call ended under a plan: how many forward calls had begun, and if they were
+    read, the bytes that the allocator had given out, and the most at once before."""
     evicted: bool = False
     """Whether something was moved away while it waited (`Eviction`): its times do not count."""
     away_bytes: int = 0
