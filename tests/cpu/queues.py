@@ -113,8 +113,8 @@ class LateDevice:
 
     def __init__(self) -> None:
         self.generator = torch.default_generator
-        self.compute = "compute"
-        """The current compute queue."""
+        self.compute = self.caller = "compute"
+        """The current compute queue, and the one on which callers allocate."""
         self.commands: dict[str, deque[LateCopy | LateWait]] = {
             self.out: deque(),
             self.into: deque(),
@@ -158,7 +158,7 @@ class LateDevice:
 
     def switch(self, name: str) -> None:
         """Compute from now on in a new queue, which knows of nothing yet."""
-        self.compute = name
+        self.compute = self.caller = name
         for clock in self.clocks.values():
             clock[name] = 0
         self.clocks[name] = dict.fromkeys(self.clocks[self.out], 0)
@@ -221,7 +221,7 @@ class LateDevice:
         number = self.clocks[queue][queue]
         for writes, memories in ((False, read), (True, written)):
             for memory in memories:
-                used = self._use(memory, queue if writes else "compute")
+                used = self._use(memory, queue if writes else None)
                 self._check_computed(queue, used, writes=writes)
                 self._check(self._access(queue, number, memory, writes=writes))
                 (used.written if writes else used.read)[queue] = number
@@ -285,8 +285,11 @@ class LateDevice:
     def check_given_back(self) -> None:
         """Raise RaceError if memory was freed that a copy or another queue's op may still use."""
         for access in self.accesses:
-            known = any(self.clocks[q][access.queue] >= access.number for q in self.computed)
-            if access.storage.expired() and not (known or access.host):
+            used = self.used.get(access.storage.cdata)
+            if used is None or access.host or not used.storage.expired():
+                continue
+            owners = used.shared | {used.owner}
+            if not any(self.clocks[q][access.queue] >= access.number for q in owners):
                 raise RaceError(f"memory given back before {access}")
         gone = [key for key, used in self.used.items() if used.storage.expired()]
         for used in map(self.used.pop, gone):
@@ -322,10 +325,13 @@ class LateDevice:
                 if known[other] < number and other not in apart:
                     raise RaceError(f"{queue} does not know of op {number} of {other}: {used}")
 
-    def _use(self, memory: torch.Tensor, owner: str = "compute") -> Used:
-        """The record of the storage of `memory`; if it is new, its queue is `owner`."""
+    def _use(self, memory: torch.Tensor, owner: str | None = None) -> Used:
+        """The record of the storage of `memory`; if it is new, its queue is `owner`.
+
+        None: the storage is a caller's.
+        """
         weak = StorageWeakRef(memory.untyped_storage())
-        return self.used.setdefault(weak.cdata, Used(weak, owner))
+        return self.used.setdefault(weak.cdata, Used(weak, owner or self.caller))
 
     def _access(self, queue: str, number: int, memory: torch.Tensor, *, writes: bool) -> Access:
         start, weak = memory.data_ptr(), StorageWeakRef(memory.untyped_storage())

@@ -14,10 +14,13 @@ from outcore.allocators.best_fit import MIB
 from outcore.allocators.blocks import Pool, round_up
 from outcore.allocators.placed_range import PlacedRange
 from outcore.errors import StepError
-from outcore.execute.driver import EmptyLane
+from outcore.execute.driver import EmptyLane, Region
 from outcore.execute.placed import EDGE_BYTES, MOST_PLUGS, PlacedLane
+from outcore.execute.queued import QueuedDriver
 from outcore.gauges import held_bytes, own_refusals
+from outcore.ir.hardware import Tier
 from outcore.ir.layout import Hold, Layout, Release
+from tests.cpu.queues import LateDevice
 
 START = 1 << 30
 CPU = torch.device("cpu")
@@ -338,6 +341,18 @@ def test_a_step_that_raises_is_waited_for():
         raise KeyError
     assert device.log[2:] == ["stage is at", "caller waits"]
     assert device.current() == "caller"
+
+
+def test_a_step_that_is_dropped_leaves_nothing_under_way():
+    """A copy may read memory of the caller, which the caller's queue reuses then."""
+    device, memory = LateDevice(), torch.ones(100)
+    regions = {0: Region.of(memory, 0, Tier.HOST)}
+    lane = QueuedDriver(device).open_placed_lane(regions, LAYOUT, Said(), holds=True)
+    with lane.call([memory]):
+        lane.copy_out(memory, 0)
+    lane.close()
+    del memory
+    device.check_given_back()
 
 
 def test_a_metered_step_runs_as_ever():

@@ -107,9 +107,15 @@ class PlacedLane:
         self._lane.discard(tensor)
 
     def close(self) -> None:
-        """Release everything that is held, and close the wrapped lane."""
+        """Release everything that is held, and close the wrapped lane.
+
+        If the step was dropped, the stage waits for copies that are in progress, and so does the
+        caller's queue: they may read its memory, which is freed next.
+        """
         self.let_go()
         self._lane.close()
+        if self._on_stage:
+            self._follow(self._home, self._device.stage)
 
     # ---- the stretch ----------------------------------------------------------------------------
 
