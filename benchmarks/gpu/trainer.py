@@ -22,9 +22,9 @@ from outcore.runtime.graphs.status import State
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 14
 LAST_WARM_UPS = 8
-"""Steps after the warm-up. Metering ends with the allocator's memory released, and it takes time
-to get it again. If the allocator then releases memory in each step, its cache is emptied once
-more, or the plan is left for another one."""
+"""outcore's steps after the warm-up. Metering ends with the allocator's memory released, and it
+takes time to get it again. If the allocator then releases memory in each step, its cache is
+emptied once more, or the plan is left for another one."""
 MOST_PLANS = 3
 """How often it warms up: again if the plan was left in the last steps."""
 STEPS_TO_RECORD = 2
@@ -84,6 +84,8 @@ class Trainer:
         self.call, self.backend = self.mode.apply(self.work.module)
         self.optimizer = torch.optim.SGD(self.work.module.parameters(), 0.0, MOMENTUM)
         seconds = self._settled(FEWEST_WARM_UPS)
+        if self.backend is None:
+            return tuple(seconds)
         for _ in range(MOST_PLANS):
             for _ in range(LAST_WARM_UPS):
                 self.train()

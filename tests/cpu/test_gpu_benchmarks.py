@@ -164,6 +164,10 @@ class TestWarmUp:
         expected = FEWEST_WARM_UPS + timed, 20 + LAST_WARM_UPS
         assert self.trained(monkeypatch, *states) == expected
 
+    def test_without_outcore_nothing_is_metered_that_would_have_to_settle(self):
+        trainer = Trainer(TINY, Eager(), "cpu", None)
+        assert len(trainer.warm_up()) == trainer.steps == FEWEST_WARM_UPS
+
     def test_it_ends(self, monkeypatch):
         assert self.trained(monkeypatch, (0, "profiling", None))[0] == 4 * MOST_WARM_UPS
 
