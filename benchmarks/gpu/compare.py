@@ -130,6 +130,8 @@ class Comparison:
         """All results of the reference, also those that vary."""
         self._traced: dict[int, str] | None = None
         """Results of the traced graph, once they were needed."""
+        self._left: Sequence[Contender] = ()
+        """Those whose rows are still to come, the current one included."""
 
     def begin(self) -> Training:
         """Start the reference, and measure it alone."""
@@ -180,6 +182,7 @@ class Comparison:
             for number, contender in enumerate(contenders):
                 assert started is not None
                 current, started = started, start(number + 1)
+                self._left = contenders[number:]
                 try:
                     process = current.result()
                 except (WorkerError, OutcoreError) as error:
@@ -216,7 +219,7 @@ class Comparison:
         row = replace(row, refused_before=process.ask(Trainer.refused))
         turns, reference = self._turns_of(row.mode, process)
         row = timed(replace(row, first_step_seconds=first), self.workload.batch, turns, reference)
-        fused = isinstance(contender.mode, Outcore) and contender.mode.fuse
+        fused = isinstance(contender.mode, Outcore) and not _is_exact(contender)
         more: tuple[Callable[[Training], Training], ...] = (
             lambda row: _weighed(row, process),
             lambda row: reported(row, process.ask(Trainer.report)),
@@ -305,12 +308,18 @@ class Comparison:
             return
         taken = memory.reserved_bytes
         if taken + _most_bytes(contender, taken) > CROWDED_SHARE * memory.total_bytes:
-            self._trace()
+            if self._results and any(map(_is_exact, self._left)):
+                self._trace()
             self.end()
 
     def _blank(self, contender: Contender) -> Training:
         name, mode = self.workload.name, contender.mode.name
         return Training(workload=name, mode=mode, cap_bytes=contender.cap_bytes)
+
+
+def _is_exact(contender: Contender) -> bool:
+    """Whether it is outcore with torch's own kernels, whose results are those of the graph."""
+    return isinstance(contender.mode, Outcore) and not contender.mode.fuse
 
 
 def _most_bytes(contender: Contender, in_core_bytes: int) -> int:

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.gpu.command import main
 from benchmarks.gpu.compare import OUT_OF_MEMORY, Comparison, Contender, compare, reason
-from benchmarks.gpu.instruments import Peaks
+from benchmarks.gpu.instruments import Memory, Peaks
 from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.plots import plot
 from benchmarks.gpu.scale import SMALL
@@ -47,7 +47,7 @@ from benchmarks.gpu.training import (
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.markdown import markdown
-from benchmarks.kit.modes import Eager
+from benchmarks.kit.modes import Eager, Outcore
 from benchmarks.kit.results import saved
 from benchmarks.kit.rounds import FEWEST_ROUNDS
 from benchmarks.kit.worker import WorkerError
@@ -238,6 +238,31 @@ class TestComparison:
             comparison.end()
         assert found.of_in_core_ratio is not None
         assert "the reference failed" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("results", "mode", "traced"),
+        [
+            ({0: "a"}, Outcore("pooch"), True),
+            ({}, Outcore("pooch"), False),
+            ({0: "a"}, Outcore("pooch", fuse=True), False),
+            ({0: "a"}, SaveOnCpu(), False),
+        ],
+    )
+    def test_a_reference_that_has_to_go_is_traced_only_for_those_that_compare(
+        self, results, mode, traced
+    ):
+        asked = []
+
+        def ask(what):
+            asked.append(what)
+            return Memory(10, 10) if what is Trainer.memory else ()
+
+        comparison, contender = Comparison(TINY, Eager(), ON_CPU, Patience()), Contender(mode)
+        reference: Any = SimpleNamespace(ask=ask, close=lambda: None)
+        comparison._process, comparison._results, comparison._left = reference, results, [contender]
+        comparison._make_room(contender)
+        assert (Trainer.traced_results in asked) == traced
+        assert comparison._process is None
 
     def test_results_unlike_eager_are_held_against_those_of_the_traced_step(self, monkeypatch):
         comparison = Comparison(TINY, Eager(), ON_CPU, Patience())
