@@ -148,7 +148,9 @@ class Comparison:
             self.end()
             return replace(row, note=reason(error))
         try:
-            self._all, self._results = _repeatable(process, Trainer.results)
+            self._all = process.ask(Trainer.results)
+            known = [result.digest for result in self._all]
+            self._results = _repeatable(process, Trainer.digests, known)
         except WorkerError as error:
             self._lost(error)
             row = replace(row, note=reason(error))
@@ -290,7 +292,7 @@ class Comparison:
         if self._traced is not None or self._process is None:
             return
         try:
-            _, self._traced = _repeatable(self._process, Trainer.traced_results)
+            self._traced = _repeatable(self._process, Trainer.traced_digests)
             self._process.ask(Trainer.settle)
         except WorkerError as error:
             self._lost(error)
@@ -344,15 +346,17 @@ def reason(error: Exception) -> str:
 
 
 def _repeatable(
-    process: Process, results: Callable[[Trainer], Results]
-) -> tuple[Results, dict[int, str]]:
-    """All results, and digests by number of those that are the same each time."""
-    first, *others = (process.ask(results) for _ in range(SAMPLES))
-    return first, {
-        number: result.digest
-        for number, result in enumerate(first)
-        if all(other[number].digest == result.digest for other in others)
-    }
+    process: Process,
+    digests: Callable[[Trainer], tuple[str, ...]],
+    known: Sequence[str] | None = None,
+) -> dict[int, str]:
+    """Digests by number of the results that are the same in each of `SAMPLES` steps.
+
+    `known`: those of the first step, if it was run before.
+    """
+    first = known or process.ask(digests)
+    others = [process.ask(digests) for _ in range(SAMPLES - 1)]
+    return {i: each for i, each in enumerate(first) if all(other[i] == each for other in others)}
 
 
 def _kept(row: Training, process: Process) -> Training:

@@ -31,6 +31,9 @@ STEPS_TO_RECORD = 2
 """Steps until one is recorded: the first may be metered."""
 MOMENTUM = 0.9
 PROBE_SEED = 1
+PIECE = 1 << 24
+"""Elements of the random vector that are made at once, as the device may have little memory left.
+"""
 
 
 class Result(NamedTuple):
@@ -130,13 +133,17 @@ class Trainer:
 
     def results(self) -> Results:
         """Results of a step with a fixed seed."""
-        return self._results(self.call)
+        return tuple(map(_result, self._made(self.call)))
 
-    def traced_results(self) -> Results:
+    def digests(self) -> tuple[str, ...]:
+        """Digests of these results, of another such step: they take less time."""
+        return digests(self._made(self.call))
+
+    def traced_digests(self) -> tuple[str, ...]:
         """The same with the graph, and so the kernels, that outcore runs."""
         if self._traced is None:
             self._traced, _ = SameGraph().apply(self.work.module)
-        return self._results(self._traced)
+        return digests(self._made(self._traced))
 
     def settle(self) -> None:
         """Release what steps outside the turns have left, and return to the state before them."""
@@ -171,13 +178,12 @@ class Trainer:
         """Files for later analysis, by name; none for other modes than outcore's."""
         return {} if self.backend is None else files_of(self.backend)
 
-    def _results(self, call: Callable[..., Any]) -> Results:
+    def _made(self, call: Callable[..., Any]) -> tuple[Tensor, ...]:
         torch.manual_seed(PROBE_SEED)
         self.optimizer.zero_grad()
         loss = self.work.loss(call)
         torch.autograd.backward(loss)
-        gradients = [p.grad for p in self.work.module.parameters() if p.grad is not None]
-        return tuple(map(_result, (loss, *gradients)))
+        return loss, *(p.grad for p in self.work.module.parameters() if p.grad is not None)
 
     def _settled(self, fewest: int) -> list[float]:
         """Train until there is a plan and its peak is known; returns seconds of each step."""
@@ -197,7 +203,11 @@ class Trainer:
 
 
 def _result(tensor: Tensor) -> Result:
-    (digest,), exact = digests((tensor,)), tensor.detach().cpu().double().flatten()
-    along = torch.randn(len(exact), generator=torch.Generator().manual_seed(PROBE_SEED))
-    length = max(1, len(exact)) ** 0.5
-    return Result(digest, float(exact.norm()), float(exact @ along.double()) / length)
+    """The figures are computed on the device, to within far less than is told apart."""
+    (digest,), flat = digests((tensor,)), tensor.detach().flatten()
+    generator = torch.Generator(flat.device).manual_seed(PROBE_SEED)
+    along = torch.zeros((), device=flat.device)
+    for piece in torch.split(flat, PIECE):
+        along += piece.float() @ torch.randn(len(piece), generator=generator, device=flat.device)
+    length = max(1, len(flat)) ** 0.5
+    return Result(digest, float(flat.float().norm()), float(along) / length)

@@ -17,8 +17,17 @@ from unittest import mock
 import pytest
 import torch
 
+from benchmarks.gpu import trainer
 from benchmarks.gpu.command import main
-from benchmarks.gpu.compare import OUT_OF_MEMORY, Comparison, Contender, compare, reason
+from benchmarks.gpu.compare import (
+    OUT_OF_MEMORY,
+    SAMPLES,
+    Comparison,
+    Contender,
+    _repeatable,
+    compare,
+    reason,
+)
 from benchmarks.gpu.instruments import Memory, Peaks
 from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.plots import plot
@@ -28,6 +37,7 @@ from benchmarks.gpu.trainer import (
     FEWEST_WARM_UPS,
     LAST_WARM_UPS,
     MOST_WARM_UPS,
+    PROBE_SEED,
     Result,
     Trainer,
     Turn,
@@ -46,6 +56,7 @@ from benchmarks.gpu.training import (
 )
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
+from benchmarks.kit.digests import digests
 from benchmarks.kit.markdown import markdown
 from benchmarks.kit.modes import Eager, Outcore
 from benchmarks.kit.results import saved
@@ -172,6 +183,32 @@ class TestWarmUp:
         assert self.trained(monkeypatch, (0, "profiling", None))[0] == 4 * MOST_WARM_UPS
 
 
+class TestResults:
+    def test_figures_are_those_of_all_elements(self, monkeypatch):
+        monkeypatch.setattr(trainer, "PIECE", 1000)
+        tensor = torch.rand(60, 50).t().to(torch.bfloat16)
+        exact = tensor.double().flatten()
+        generator = torch.Generator().manual_seed(PROBE_SEED)
+        vector = torch.cat([torch.randn(1000, generator=generator) for _ in range(3)])
+        found = trainer._result(tensor)
+        (digest,) = digests((tensor,))
+        assert found.digest == digest
+        assert found.norm == pytest.approx(float(exact.norm()), rel=1e-5)
+        assert found.along == pytest.approx(float(exact @ vector.double()) / 3000**0.5, rel=1e-4)
+
+    def test_they_are_taken_in_one_step(self):
+        """The other steps show only which results are the same each time."""
+        asked, others = [], iter([("a", "b"), ("a", "c")])
+
+        def ask(what):
+            asked.append(what)
+            return next(others)
+
+        process: Any = SimpleNamespace(ask=ask)
+        assert _repeatable(process, Trainer.digests, ["a", "b"]) == {0: "a"}
+        assert asked == [Trainer.digests] * (SAMPLES - 1)
+
+
 class TestComparison:
     def test_a_peer_and_one_that_is_not_there(self):
         peers = [Contender(SaveOnCpu()), Contender(StreamOffload())]
@@ -261,7 +298,7 @@ class TestComparison:
         reference: Any = SimpleNamespace(ask=ask, close=lambda: None)
         comparison._process, comparison._results, comparison._left = reference, results, [contender]
         comparison._make_room(contender)
-        assert (Trainer.traced_results in asked) == traced
+        assert (Trainer.traced_digests in asked) == traced
         assert comparison._process is None
 
     def test_results_unlike_eager_are_held_against_those_of_the_traced_step(self, monkeypatch):
