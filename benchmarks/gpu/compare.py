@@ -139,7 +139,7 @@ class Comparison:
         try:
             self._process = process = self._started(Contender(self.in_core))
             first = process.ask(Trainer.warm_up)[0]
-            few = min(self.scale.steps, FEWEST_STEPS)
+            few = self.workload.lengths or min(self.scale.steps, FEWEST_STEPS)
             turns = {row.mode: process}
             self._turns = self._take_turns(turns, FEWEST_ROUNDS, steps=few)[row.mode]
             row = timed(row, self.workload.batch, self._turns, self._turns)

@@ -13,6 +13,7 @@ from benchmarks.gpu.training import Training, at_least
 from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import AotEager, Checkpoint, Eager, Inductor, Outcore, SameGraph
+from benchmarks.kit.rounds import FEWEST_ROUNDS
 from benchmarks.kit.rows import Check, Row
 from outcore.allocators.card import HEADROOM_DIVISOR
 from outcore.policies import POLICIES
@@ -27,6 +28,7 @@ IDLE = 1 / 1.01
 HALF, THIRD, QUARTER = 1 / 2, 1 / 3, 1 / 4
 COMPARED = ("search", "pooch", "swap-all", "superneurons", "window")
 """Policies to compare with the default one, as far as they exist."""
+LENGTHS = 20
 HOOKED_BATCH = 256
 """Hooks that move every saved tensor pin 1.5 times its size, so this batch is moderate."""
 
@@ -106,6 +108,23 @@ def decoder(scale: Scale, patience: Patience) -> Iterator[Row]:
     length = (("length", 8192),)
     workload = Workload(network="gpt2-large", sizes=length, options=length, bf16=True, tf32=True)
     yield from _shared(_sized(workload, scale), (HALF, THIRD), scale, patience)
+
+
+def lengths(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """GPT-2 on texts of which hardly any two are as long: with room, and at half of the peak.
+
+    In each turn all lengths come once.
+    """
+    workload = _sized(Workload(network="gpt2", batch=4, lengths=LENGTHS), scale)
+    rounds = min(scale.rounds, FEWEST_ROUNDS)
+    each = replace(scale, rounds=rounds, steps=workload.lengths)
+
+    def contenders(in_core_bytes: int) -> Sequence[Contender]:
+        roomy = Contender(Outcore(DEFAULT_POLICY, host_budget=scale.host_bytes))
+        cap = int(in_core_bytes * (SMALL_SHARE if scale.small else HALF))
+        return (roomy, _outcore(DEFAULT_POLICY, cap, scale)) if in_core_bytes else (roomy,)
+
+    yield from compare(workload, SameGraph(), contenders, each, patience)
 
 
 def volumes(scale: Scale, patience: Patience) -> Iterator[Row]:

@@ -55,13 +55,16 @@ class Turn:
 
     seconds: float
     peaks: Peaks
+    host_seconds: float | None = None
+    """Mean seconds in which the host gave the commands of a step."""
 
 
 class Trainer:
     """A workload under a mode, on a device of which it may use `cap_bytes` (None: all).
 
     It uses the device from `warm_up` on. The optimizer keeps its momenta, and its learning rate is
-    zero. So every step is the same, and results of any two steps can be compared.
+    zero. So every step is the same, and results of any two steps can be compared. (If lengths
+    differ, those with results have the same length.)
     """
 
     instruments: Instruments
@@ -106,7 +109,7 @@ class Trainer:
         """One step, seeded by its number."""
         torch.manual_seed(self.steps)
         self.optimizer.zero_grad()
-        loss = self.work.loss(self.call)
+        loss = self.work.loss(self.call, self.steps)
         torch.autograd.backward(loss)
         self.optimizer.step()
         self.steps += 1
@@ -119,14 +122,18 @@ class Trainer:
         start = time.perf_counter()
         for _ in range(steps):
             self.train()
+        host_seconds = time.perf_counter() - start
         self.instruments.finish()
         seconds = time.perf_counter() - start
-        return Turn(seconds / steps, self.instruments.peaks())
+        return Turn(seconds / steps, self.instruments.peaks(), host_seconds / steps)
 
     def metered_bytes(self) -> int:
         """The most tensor bytes during a step, from events of torch's allocator."""
         self.optimizer.zero_grad()  # the meter cannot tell the size of what was there before it
         gc.collect()
+        engine = None if self.backend is None else self.backend.engine
+        if engine is not None:  # only one meter can run, and new lengths have outcore's run
+            engine.metering.end(whole=False)
         held = resident_bytes(self.instruments.device)
         _, reading = metered(self.train)
         return held + reading.peak_bytes()

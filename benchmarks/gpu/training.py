@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,8 @@ class Training(Row):
     """The most device memory that the process may use; None means all."""
     turns: int | None = None
     step_seconds: float | None = None
+    host_seconds: float | None = None
+    """The part of it in which the host gave the step's commands."""
     samples_per_second: float | None = None
     of_in_core_ratio: float | None = None
     """Throughput relative to the reference in the same turns, by medians."""
@@ -121,6 +124,7 @@ def timed(row: Training, samples: int, turns: Turns[Turn], reference: Turns[Turn
         details={"turns": _seconds(turns), "turns_of_reference": _seconds(reference)},
         turns=len(taken),
         step_seconds=median,
+        host_seconds=_median(turn.host_seconds for turn in taken),
         samples_per_second=samples / median,
         allocated_bytes=_most(turn.peaks.allocated_bytes for turn in taken),
         reserved_bytes=_most(turn.peaks.reserved_bytes for turn in taken),
@@ -230,6 +234,11 @@ def at_least(what: str, figure: float | None, limit: float) -> tuple[Check, ...]
 
 def _seconds(turns: Turns[Turn]) -> list[float | None]:
     return [None if turn is None else turn.seconds for turn in turns]
+
+
+def _median(figures: Iterable[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return statistics.median(known) if known else None
 
 
 def _most(figures: Iterable[int | None]) -> int | None:

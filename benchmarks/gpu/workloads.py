@@ -15,6 +15,9 @@ from outcore.networks.spec import Batch
 
 Sizes = tuple[tuple[str, int], ...]
 SMALL_BATCH = 32
+SMALL_LENGTHS = 4
+STRIDE = 7
+"""Lengths follow each other in another order than that of size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class Workload:
     """Sizes of a sample, where they differ from the network's defaults."""
     options: Sizes = ()
     """Options of the model."""
+    lengths: int = 0
+    """How many lengths take turns, so that hardly any returns; 0: all samples are as long."""
     tf32: bool = False
     channels_last: bool = False
     bf16: bool = False
@@ -37,13 +42,15 @@ class Workload:
     def name(self) -> str:
         """The name in tables."""
         words = [self.network, f"b{self.batch}", *(f"{n}={v}" for n, v in self.sizes)]
+        words += [f"lengths={self.lengths}"] * bool(self.lengths)
         flags = {"tf32": self.tf32, "channels_last": self.channels_last, "bf16": self.bf16}
         return " ".join([*words, *(word for word, on in flags.items() if on)])
 
     @property
     def tiny(self) -> Self:
         """The same with a tiny network, and samples of its size."""
-        return replace(self, small=True, batch=SMALL_BATCH, sizes=(), options=())
+        lengths = min(self.lengths, SMALL_LENGTHS)
+        return replace(self, small=True, batch=SMALL_BATCH, sizes=(), options=(), lengths=lengths)
 
     def build(self, device: torch.device) -> Step:
         """The model on `device`, from a fixed seed. Sets TF32 for the whole process."""
@@ -58,7 +65,7 @@ class Workload:
         if self.channels_last:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
             batch = replace(batch, inputs=tuple(map(_channels_last, batch.inputs)))
-        return Step(module, batch, spec.criterion, self.bf16)
+        return Step(module, batch, spec.criterion, self.bf16, self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +76,22 @@ class Step:
     batch: Batch
     criterion: Callable[[Any, tuple[Tensor, ...]], Tensor]
     bf16: bool
+    lengths: int = 0
 
-    def loss(self, call: Callable[..., Any]) -> Tensor:
-        """Run forward through `call`, and return the loss."""
+    def loss(self, call: Callable[..., Any], number: int = 0) -> Tensor:
+        """Run forward of step `number` through `call`, and return the loss."""
         with self._precision():
-            return self.criterion(call(*self.batch.inputs), self.batch.targets)
+            return self.criterion(call(*self._inputs(number)), self.batch.targets)
+
+    def _inputs(self, number: int) -> tuple[Tensor, ...]:
+        """Those of step `number`: of half to all of the length, and each time round one shorter."""
+        if not self.lengths:
+            return self.batch.inputs
+        longest = self.batch.inputs[0].shape[1]
+        turns, within = divmod(number, self.lengths)
+        place = (STRIDE * within + self.lengths // 2) % self.lengths
+        length = longest - place * longest // (2 * self.lengths) - turns
+        return tuple(each[:, : max(1, length)].contiguous() for each in self.batch.inputs)
 
     def _precision(self) -> AbstractContextManager[Any]:
         if not self.bf16:

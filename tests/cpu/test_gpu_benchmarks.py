@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.gpu import trainer
 from benchmarks.gpu.command import main
@@ -54,7 +55,7 @@ from benchmarks.gpu.training import (
     reported,
     timed,
 )
-from benchmarks.gpu.workloads import Workload
+from benchmarks.gpu.workloads import Step, Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.digests import digests
 from benchmarks.kit.markdown import markdown
@@ -66,6 +67,7 @@ from outcore.errors import InfeasibleError
 from outcore.ir.problem import Problem
 from outcore.ir.store import load
 from outcore.networks import NETWORKS
+from outcore.networks.spec import Batch
 from outcore.planfile import load_plans
 from outcore.report import Recorded, Report
 from outcore.report.links import LinkUse
@@ -422,6 +424,46 @@ class TestCommand:
         file = tmp_path / "none.json"
         file.write_text(json.dumps({"benchmarks": {"links": {"rows": [{"what": "x"}]}}}))
         assert plot(file) == ()
+
+
+class TestLengths:
+    """A workload whose samples differ in length from step to step."""
+
+    def test_none_returns_soon(self):
+        batch = Batch((torch.zeros(4, 1024), torch.zeros(4, 1024)))
+        step = Step(nn.Identity(), batch, lambda made, _: made, bf16=False, lengths=20)
+        seen = []
+
+        def call(*inputs):
+            seen.append([each.shape[1] for each in inputs])
+            return inputs[0]
+
+        for number in range(200):
+            step.loss(call, number)
+        assert len({length for length, _ in seen}) == 200
+        assert {length for length, _ in seen} == {length for _, length in seen}
+        assert min(seen)[0] > 512
+        assert max(seen)[0] == 1024
+
+    def test_outcore_trains_on_them(self):
+        one = Workload(network="gpt2", lengths=20).tiny
+        assert one.name == "gpt2 b32 lengths=4"
+        trained, inputs = Trainer(replace(one, batch=2), Outcore("pooch"), "cpu", None), []
+        trained.warm_up()
+        whole = trained.call
+
+        def call(*given):
+            inputs.append(given[0].shape[1])
+            return whole(*given)
+
+        trained.call = call
+        turn = trained.turn(4)
+        assert len({*inputs}) == 4
+        assert turn.host_seconds is not None
+        assert 0 < turn.host_seconds <= turn.seconds
+        assert timed(row(), 2, (turn,), ()).host_seconds == turn.host_seconds
+        assert trained.metered_bytes() > 0
+        assert [each.digest for each in trained.results()] == [*trained.digests()]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
