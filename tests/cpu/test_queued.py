@@ -194,7 +194,8 @@ def test_a_new_plan_begins_with_nothing_kept(driver: QueuedDriver, device: LateD
 def test_sizes_that_may_not_return_begin_with_what_is_kept(
     driver: QueuedDriver, device: LateDevice
 ) -> None:
-    for bound, retried, trims in [(20, 0, 1), (20, 0, 1), (20, 1, 2), (20, 1, 2), (30, 1, 3)]:
+    steps = [(20, 0, 1), (20, 0, 1), (20, 1, 2), (20, 1, 2), (30, 1, 3), (None, 1, 3), (30, 1, 3)]
+    for bound, retried, trims in steps:
         device.retried = retried
         driver.bound_memory(int, bound, for_good=False)
         assert device.trims == trims

@@ -217,8 +217,8 @@ class Driver(Protocol):
         """Keep the device memory of the process near `most_bytes`, if the driver can.
 
         `held_bytes` counts what tensors hold, for drivers that ask. None for `most_bytes` removes
-        the bound: freed memory is then kept for speed. `for_good`: not just for the first steps of
-        a graph, which may be all.
+        the bound: freed memory is then kept for speed. `for_good` is False for steps of sizes that
+        may never return.
         """
         ...
 

@@ -310,9 +310,9 @@ class QueuedDriver:
         is another one, or the allocator had to empty the cache itself since.
         """
         del held_bytes  # the allocator has torch's own limits
-        before, self._bound_bytes = self._bound_bytes, most_bytes
         if most_bytes is None:
             return
+        before, self._bound_bytes = self._bound_bytes, most_bytes
         if for_good or most_bytes != before or self.device.retries() > self._retries:
             self.device.trim()
             self._retries = self.device.retries()

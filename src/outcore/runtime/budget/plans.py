@@ -130,7 +130,7 @@ class Plans:
         """
         collected, known = False, self._workspaces(graph)
         while True:
-            self._bound_by_budget()
+            self._bound_by_budget(graph, lacking=collected)
             own = sum(store.private_bytes for store in self._registry.stores.of(graph))
             resident = own + self._residency.external_bytes(graph, inputs)
             shares = replace(self._shares(graph), held=self._held_unplanned())
@@ -264,7 +264,7 @@ class Plans:
         if found is None:
             return None
         planned, spare = found
-        self._bound_by_budget()
+        self._bound_by_budget(graph)
         held, most = self._residency.external_bytes(graph, inputs), planned.external_bytes + spare
         if held > most:
             return None
@@ -441,10 +441,15 @@ class Plans:
         while len(self._remembered) > max(REMEMBERED_PLANS, self._registry.most_graphs):
             self._remembered.popitem(last=False)
 
-    def _bound_by_budget(self) -> None:
-        """Bound the process's memory for a graph without a plan, of whose sizes none may return."""
-        budget = self._settings.budget_bytes
-        self._driver.bound_memory(self._residency.resident_bytes, budget, for_good=False)
+    def _bound_by_budget(self, graph: PlannedGraph, *, lacking: bool = False) -> None:
+        """Bound the process's memory for a graph without a plan; `lacking`: there was too little.
+
+        If it was called with other sizes before, these ones may never return.
+        """
+        budget, recurs = self._settings.budget_bytes, not self._registry.sizes_beside(graph)
+        self._driver.bound_memory(
+            self._residency.resident_bytes, budget, for_good=recurs or lacking
+        )
 
     def bound_memory(self, latest: dict[PlannedGraph, Planned] | None = None) -> None:
         """Bound the process's memory if the plan of a running graph moves anything.
