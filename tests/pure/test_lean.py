@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import fits, tier_bytes
-from outcore.ir.plan import Choice, Gap, Offload, Plan, Recompute, make_plan
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Run
 from outcore.ir.trace import Effect
@@ -43,20 +43,6 @@ def test_what_there_is_room_for_is_offloaded_if_nothing_can_be_recomputed():
     assert floor(one).nbytes == floor(replace(problem, host_budget_bytes=0)).nbytes - 64 * KIB
     plan = floor_plan(replace(one, budget_bytes=floor(one).nbytes))
     assert [gap.buffer for gap, _ in plan.choices] == [1], "it waits the longest"
-
-
-def test_what_there_is_room_for_is_offloaded_before_anything_is_recomputed():
-    problem = replace(chain(), host_budget_bytes=3 * 64 * KIB)
-    lowest = floor(problem).nbytes
-    for budget in range(lowest, lowest + 5 * 64 * KIB, 16 * KIB):
-        plan = floor_plan(replace(problem, budget_bytes=budget))
-        offloads = sum(isinstance(choice, Offload) for _, choice in plan.choices)
-        again = sum(isinstance(choice, Recompute) for _, choice in plan.choices)
-        assert offloads or not plan.choices, "recomputed before anything was offloaded"
-        offloading: dict[Gap, Choice] = {g: c for g, c in plan.choices if isinstance(c, Offload)}
-        if again:  # offloading alone was tried before
-            tight = replace(problem, budget_bytes=budget)
-            assert not fits(tight, lower(tight, make_plan(offloading)))
 
 
 def reruns_per_op(problem: Problem, plan: Plan) -> float:

@@ -74,17 +74,14 @@ def _offloading(problem: Problem) -> Iterator[dict[Gap, Choice]]:
 
 
 def _with_little_room(problem: Problem) -> Iterator[dict[Gap, Choice]]:
-    """Offload what there is room for, and recompute more and more of the rest; keep what is left.
+    """Recompute more and more at the cost of time; offload the rest as far as there is room.
 
-    Then recompute first, and offload what cannot be recomputed. The last recomputes only.
+    What there is no room for is kept. The last two offload only, and recompute only. Those that
+    recompute come first: graphs that wait together need the memory more than the time.
     """
     crossing = candidates(problem, 1)
-    first = _offloaded(problem, crossing)
-    yield first
-    for again in _recomputing(problem, [gap for gap in crossing if gap not in first]):
-        yield first | again
     recomputing = _recomputing(problem, crossing)
-    for again in recomputing:
+    for again in (*recomputing, {}):
         yield again | _offloaded(problem, [gap for gap in crossing if gap not in again])
     yield recomputing[-1]
 
