@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -244,8 +245,16 @@ class TestCopiesAreOrdered:
         device.switch("other")
         with pytest.raises(StepError, match="on one CUDA stream and used on another"):
             away.optimizer.step()
-        with pytest.raises(StepError, match="on one CUDA stream and used on another"):
-            away.optimizer.state_dict()
+        saved = Training()
+        saved.run(1)
+        for use in (
+            away.optimizer.state_dict,
+            partial(away.optimizer.load_state_dict, saved.optimizer.state_dict()),
+            partial(offload_optimizer, away.optimizer),
+            partial(restore_optimizer, away.optimizer),
+        ):
+            with pytest.raises(StepError, match="on one CUDA stream and used on another"):
+                use()
         device.compute = "compute"
         assert is_same([p.detach() for p in away.model.parameters()], before)
         away.optimizer.step()
@@ -448,9 +457,12 @@ class TestCheckpoints:
         away = offloaded()
         away.run(1)
         saved = away.optimizer.state_dict()
-        saved["state"]["shared"] = {"big": torch.ones(WIDTH, WIDTH)}
-        away.optimizer.load_state_dict(saved)
-        assert torch.equal(away.optimizer.state["shared"]["big"], torch.ones(WIDTH, WIDTH))
+        for key in ("shared", 99):
+            saved["state"][key] = {"big": torch.ones(WIDTH, WIDTH)}
+        with torch.inference_mode():
+            away.optimizer.load_state_dict(saved)
+        for key in ("shared", 99):
+            assert torch.equal(away.optimizer.state[key]["big"], torch.ones(WIDTH, WIDTH))
         assert is_same(away.run(), Training().run(4))
 
     def test_loading_that_fails_leaves_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,10 +526,47 @@ class TestSchedulersAndHooks:
     def test_a_step_that_is_replaced_later(self) -> None:
         plain, away = Training(), offloaded()
         away.optimizer.step = partial(type(away.optimizer).step, away.optimizer)
-        with pytest.warns(UserWarning, match="the step of AdamW was replaced after"):
+        with pytest.warns(UserWarning, match="the step of AdamW was replaced by one from before"):
             found = away.run()
         assert is_same(found, plain.run())
         assert not large_here(away.optimizer)
+
+    def test_a_step_that_raised_before_it_was_replaced(self) -> None:
+        away = offloaded()
+        away.run(1)
+        next(iter(away.model.parameters())).grad = torch.ones(WIDTH, WIDTH).to_sparse()
+        with pytest.raises(RuntimeError, match="sparse gradients"):
+            away.optimizer.step()
+        away.optimizer.step = partial(type(away.optimizer).step, away.optimizer)
+        with pytest.warns(UserWarning, match="the step of AdamW was replaced by one from before"):
+            away.run(1)
+        assert not large_here(away.optimizer)
+
+    def test_scalers_find_what_a_step_takes(self) -> None:
+        class Scaled(optim.SGD):
+            """As fused optimizers of other packages, it unscales the gradients itself."""
+
+            _step_supports_amp_scaling = True
+
+            def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:
+                assert grad_scaler is not None
+                return super().step(closure)
+
+        away = offloaded(lambda p: Scaled(p, lr=0.1))
+        away.loss()
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(1))
+        with pytest.warns(FutureWarning, match="passing itself"):
+            scaler.step(away.optimizer)
+        assert signature(away.optimizer.step) == signature(partial(Scaled.step, away.optimizer))
+        assert away.optimizer.step.__name__ == "step"
+
+    def test_its_own_step_as_an_attribute(self) -> None:
+        training = Training()
+        training.optimizer.step = training.optimizer.step
+        offload_optimizer(training.optimizer, slice_size=1)
+        assert is_same(training.run(), Training().run())
+        assert not large_here(training.optimizer)
 
     def test_a_scheduler_of_an_earlier_time(self) -> None:
         away = offloaded()
@@ -601,6 +650,34 @@ class TestGroups:
             training.optimizer.step()  # nothing to do
             found.append(training.run())
         assert is_same(*found)
+
+    def test_what_was_read_without_gradients_leaves_too(self) -> None:
+        away = offloaded()
+        away.run(1)
+        for state in away.optimizer.state.values():
+            dict(state)
+        away.loss()
+        away.model.layers[0].weight.grad = None
+        away.optimizer.step()
+        assert not large_here(away.optimizer)
+
+    def test_others_see_all_groups_in_the_middle_of_a_step(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        away, seen = offloaded(slice_size=1), []
+        hooked: Any = optim.AdamW.step
+        plain = hooked.__wrapped__
+
+        def look(optimizer: optim.Optimizer) -> Any:
+            saved = away.optimizer.state_dict()
+            seen.append(len(saved["param_groups"][0]["params"]))
+            return plain(optimizer)
+
+        monkeypatch.setattr(hooked, "__wrapped__", look)
+        found = away.run()
+        monkeypatch.undo()
+        assert is_same(found, Training().run())
+        assert set(seen) == {8}
 
     def test_a_group_is_added(self) -> None:
         found = []
@@ -777,6 +854,14 @@ def test_estimates_count_no_state() -> None:
     held = [dict(state) for state in training.optimizer.state.values()]
     assert held_for(training.model).nbytes >= 8 * MATRIX_BYTES
     del held
+
+
+def test_optimizers_that_could_not_be_made_are_left_out() -> None:
+    training = Training()
+    with pytest.raises(ValueError, match="Invalid learning rate") as caught:
+        optim.AdamW(training.model.parameters(), lr=-1.0)
+    assert held_for(training.model).names == ("AdamW",)
+    del caught
 
 
 def test_errors_name_the_state() -> None:

@@ -20,6 +20,9 @@ from outcore.optimizers.stepping import Stepping
 COUNT = "step"
 """What torch's optimizers call the number of steps: torch loads it by rules of its own."""
 
+TORCHS = "torch.optim."
+"""Where torch's optimizers are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -27,10 +30,13 @@ class Box:
 
     tensor: torch.Tensor
 
-    def opened(self, parameter: torch.Tensor) -> torch.Tensor:
+    def opened(self, parameter: Any) -> torch.Tensor:
         """A copy of the tensor as torch would load it: on its parameter's device, of its type."""
+        if not isinstance(parameter, torch.Tensor):
+            return self.tensor
         dtype = parameter.dtype if parameter.is_floating_point() else self.tensor.dtype
-        return self.tensor.to(dtype=dtype, device=parameter.device, copy=True)
+        with torch.inference_mode(mode=False):
+            return self.tensor.to(dtype=dtype, device=parameter.device, copy=True)
 
 
 class Checkpoints:
@@ -43,7 +49,7 @@ class Checkpoints:
         """Register the hooks. Returns what removes them."""
         handles = (
             optimizer.register_state_dict_post_hook(_with_copies, prepend=True),
-            optimizer.register_load_state_dict_pre_hook(_boxed),
+            optimizer.register_load_state_dict_pre_hook(self._box),
             optimizer.register_load_state_dict_post_hook(self._unbox, prepend=True),
         )
 
@@ -53,6 +59,14 @@ class Checkpoints:
 
         return remove
 
+    def _box(self, optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Put large tensors in boxes, unless code that is not torch's looks at what is loaded.
+
+        Raises StepError if nothing could leave the device afterwards.
+        """
+        self._stepping.outer.check()
+        return _boxed(state_dict) if type(optimizer).__module__.startswith(TORCHS) else state_dict
+
     def _unbox(self, optimizer: optim.Optimizer) -> None:
         """Move what was loaded away, as much at a time as a slice has."""
         try:
@@ -60,7 +74,7 @@ class Checkpoints:
                 for parameter in some:
                     for key, box in _boxes(optimizer, parameter).items():
                         optimizer.state[parameter][key] = box.opened(parameter)
-                self._stepping.put_away(optimizer)
+                self._stepping.put_away(optimizer, some)
         finally:  # a box that is left would break the next step
             for parameter in list(optimizer.state):
                 for key, box in _boxes(optimizer, parameter).items():
@@ -85,7 +99,7 @@ def _with_copies(_: optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, An
     return {**state_dict, "state": copied}
 
 
-def _boxed(_: optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def _boxed(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Put the large tensors of parameters' states in boxes.
 
     Not those that share their memory: they would not share it any more.

@@ -22,7 +22,8 @@ def optimizers_of(
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     for each in gc.get_objects():
         if issubclass(type(each), Optimizer) and not is_around_another(each):
-            own = [(g, p) for g in each.param_groups for p in g["params"] if id(p) in trained]
+            groups = getattr(each, "param_groups", ())  # its constructor may have raised an error
+            own = [(g, p) for g in groups for p in g["params"] if id(p) in trained]
             if own:
                 yield each, own
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -90,10 +92,12 @@ def offload_optimizer(
 def restore_optimizer(optimizer: OptimizerT) -> OptimizerT:
     """Undo `offload_optimizer`: bring the state back to the device. Returns `optimizer`.
 
-    Raises WrapError if the state of `optimizer` is not offloaded, and SpillError if a disk fails.
+    Raises WrapError if the state of `optimizer` is not offloaded, SpillError if a disk fails, and
+    StepError on another CUDA stream than the one on which it was offloaded.
     """
     if not is_offloaded(optimizer):
         raise WrapError(model=type(optimizer).__name__, reason="its state is not offloaded")
+    _OFFLOADED[optimizer].stepping.outer.check()
     for parameter, state in list(optimizer.state.items()):
         if isinstance(state, ParameterState):
             optimizer.state[parameter] = dict(state)
@@ -126,7 +130,8 @@ class _Offloaded:
         run = torch.compiler.disable(self.stepping.step)  # type: ignore[no-untyped-call]  # torch leaves it so
         hooked = optim.Optimizer.profile_hook_step(run)
         setattr(hooked, OURS, True)
-        self._step = _Step(hooked, optimizer, vars(optimizer).get("step"))
+        before = vars(optimizer).get("step")
+        self._step = _Step(hooked, optimizer, before if hasattr(before, MARK) else None)
         self._remove_hooks: list[Callable[[], None]] = []
 
     def install(self, optimizer: optim.Optimizer) -> None:
@@ -166,6 +171,9 @@ class _Step:
         """What a scheduler had put there; None if none had."""
         if before is not None:
             setattr(self, MARK, True)
+        plain = MethodType(type(optimizer).step, optimizer)
+        self.__name__, self.__doc__ = plain.__name__, plain.__doc__
+        self.__signature__ = inspect.signature(plain)  # torch's GradScaler looks at it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         optimizer = self._optimizer()
@@ -194,7 +202,8 @@ def _device(optimizer: object) -> torch.device:
     if found.partition(":")[0] not in {"cpu", "cuda"}:
         raise WrapError(model=name, reason=f"outcore cannot move tensors of the device {found}")
     before = vars(optimizer).get("step")
-    if before is not None and not _is_of_scheduler(before, optimizer):
+    is_plain = before is None or getattr(before, "__func__", None) is type(optimizer).step
+    if not (is_plain or _is_of_scheduler(before, optimizer)):
         reason = "its step was replaced by another function; offload it before that"
         raise WrapError(model=name, reason=reason)
     return devices.pop()

@@ -74,8 +74,9 @@ class ParameterState(MutableMapping[str, Any]):
         """All of it as a dict, with copies of what is away; `on_host`: copies in host memory."""
 
         def come(place: Place) -> torch.Tensor:
-            tensor = place.read().finish()
-            return tensor.cpu() if on_host else tensor
+            with torch.inference_mode(mode=False):
+                tensor = place.read().finish()
+                return tensor.cpu() if on_host else tensor
 
         with self.lock:
             values = self._values.items()
@@ -132,8 +133,9 @@ def is_plain(value: object) -> bool:
     """Whether it is a tensor that can be copied as bytes, and is large enough."""
     if type(value) is not torch.Tensor or value.layout is not torch.strided:
         return False
-    special = value.requires_grad or value.is_conj() or value.is_neg() or value.is_inference()
-    return not special and value.nbytes >= LEAST_BYTES
+    if value.nbytes < LEAST_BYTES:  # most are
+        return False
+    return not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_inference())
 
 
 def _references(values: Mapping[str, Any], key: str) -> tuple[int, ...]:

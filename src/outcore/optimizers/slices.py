@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,20 @@ class Slice:
     def as_group(self) -> dict[str, Any]:
         """The group with no other parameters."""
         return {**self.group, "params": self.parameters}
+
+
+def run_on(optimizer: optim.Optimizer, part: Slice, run: Callable[..., Any]) -> None:
+    """Call `run`, a step, for the parameters of `part`.
+
+    It gets another object with the same state and settings. So the optimizer is whole for others
+    who look at it meanwhile, and after an interrupt.
+    """
+    view = object.__new__(type(optimizer))
+    vars(view).update(vars(optimizer))
+    view.param_groups = [part.as_group()]
+    run(view)
+    for name in vars(view).keys() - vars(optimizer).keys():  # such as that it has warned
+        setattr(optimizer, name, getattr(view, name))
 
 
 def has_slices(optimizer: optim.Optimizer) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import optim
 from outcore.errors import HostMemoryError, SpillError
 from outcore.optimizers.parameter_state import ParameterState, is_plain
 from outcore.optimizers.places import Copy, Outer
-from outcore.optimizers.slices import Slice, has_slices, slices
+from outcore.optimizers.slices import Slice, has_slices, run_on, slices
 
 STAYS = "outcore: some of the state of {optimizer} stays on the device: {reason}"
 
@@ -27,9 +28,9 @@ ELSEWHERE = (
 )
 
 REPLACED = (
-    "outcore: the step of {optimizer} was replaced after outcore.offload_optimizer: all of its "
-    "state is on the device in each step. Call offload_optimizer after what replaced it, such as "
-    "Accelerator.prepare"
+    "outcore: the step of {optimizer} was replaced by one from before outcore.offload_optimizer: "
+    "all of its state is on the device in each step. Call offload_optimizer before what replaced "
+    "it, such as Accelerator.prepare with a gradient scaler"
 )
 
 _HOOKS = optim.Optimizer.profile_hook_step(len).__code__
@@ -57,8 +58,8 @@ class Stepping:
         """Whether `step` runs, and whether it ran since hooks were last called."""
         self._reasons: list[str] = []
         """Why some of the state stays, to be reported."""
-        self._told = False
-        """Whether that was reported."""
+        self._told: set[str] = set()
+        """What was reported."""
 
     def step(self, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Do what the optimizer's class does in a step, without hooks."""
@@ -69,12 +70,13 @@ class Stepping:
         self._in_step = True
         try:
             if has_slices(optimizer):
-                return self._by_slices(optimizer, run, *args, **kwargs)
-            results = run(optimizer, *args, **kwargs)
-            self.put_away(optimizer)
-            return results
+                results = self._by_slices(optimizer, run, *args, **kwargs)
+            else:
+                results = self._whole(optimizer, run, *args, **kwargs)
+            self._stepped = True
         finally:
-            self._in_step, self._stepped = False, True
+            self._in_step = False
+        return results
 
     def after_step(self, optimizer: optim.Optimizer, *_: Any) -> None:
         """Move the state away if something else than `step` did the step: a hook of torch."""
@@ -82,15 +84,15 @@ class Stepping:
             return
         if not self._stepped:
             self.put_away(optimizer)
-            if not self._told:
-                self._told = True
-                warnings.warn(REPLACED.format(optimizer=type(optimizer).__name__), stacklevel=2)
+            self._tell(REPLACED, optimizer=type(optimizer).__name__)
         self._stepped = False
 
-    def put_away(self, optimizer: optim.Optimizer) -> None:
-        """Move all of the state away."""
+    def put_away(self, optimizer: optim.Optimizer, parameters: Iterable[Any] | None = None) -> None:
+        """Move the state of `parameters` away, or all of it. Raises StepError as `Outer.check`."""
+        self.outer.check()
+        chosen = optimizer.state if parameters is None else parameters
         with self.lock:
-            for some in self.parts(optimizer.state, lambda p: _nbytes_here(optimizer.state[p])):
+            for some in self.parts(chosen, lambda p: _nbytes_here(optimizer.state[p])):
                 self._finish_going(self._send(optimizer, some))
         self._warn(optimizer)
 
@@ -106,6 +108,17 @@ class Stepping:
                 some, total = [], 0
         yield some
 
+    def _whole(
+        self, optimizer: optim.Optimizer, run: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Update everything at once; what is read comes back."""
+        # A closure may wait for another thread, which may read the state.
+        with nullcontext() if args or kwargs else self.lock:
+            results = run(optimizer, *args, **kwargs)
+        if not self.ended:
+            self.put_away(optimizer)
+        return results
+
     def _by_slices(
         self,
         optimizer: optim.Optimizer,
@@ -116,6 +129,9 @@ class Stepping:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.ended:  # by the closure
+            run(optimizer)
+            return loss
         with self.lock:
             self._update(optimizer, run)
         self._warn(optimizer)
@@ -126,18 +142,15 @@ class Stepping:
         parts = list(slices(optimizer, self.slice_bytes))
         coming = _fetch(optimizer, parts[:1])
         going: list[Move] = []
-        groups = optimizer.param_groups
-        try:
-            for number, part in enumerate(parts, 1):
-                here, coming = coming, _fetch(optimizer, parts[number : number + 1])
-                _finish_coming(here)
-                optimizer.param_groups = [part.as_group()]
-                run(optimizer)
-                gone, going = going, self._send(optimizer, part.parameters)
-                self._finish_going(gone)
-        finally:
-            optimizer.param_groups = groups
+        for number, part in enumerate(parts, 1):
+            here, coming = coming, _fetch(optimizer, parts[number : number + 1])
+            _finish_coming(here)
+            run_on(optimizer, part, run)
+            gone, going = going, self._send(optimizer, part.parameters)
+            self._finish_going(gone)
         self._finish_going(going)
+        rest = (p for group in optimizer.param_groups for p in group["params"] if p.grad is None)
+        self._finish_going(self._send(optimizer, rest))  # what was read of it
 
     def _send(self, optimizer: optim.Optimizer, parameters: Iterable[Any]) -> list[Move]:
         """Start to move away the state of `parameters`, as far as there is room."""
@@ -177,15 +190,19 @@ class Stepping:
         return state
 
     def _warn(self, optimizer: optim.Optimizer) -> None:
-        """Warn that some of the state stays on the device, once. Not in the middle of a step."""
+        """Warn that some of the state stays on the device. Not in the middle of a step."""
         groups = optimizer.param_groups
         if not self._reasons and any(p.device != self.device for g in groups for p in g["params"]):
             self._reasons.append(ELSEWHERE.format(device=self.device))
-        if self._reasons and not self._told:
-            self._told = True
-            name, reason = type(optimizer).__name__, self._reasons[0]
-            warnings.warn(STAYS.format(optimizer=name, reason=reason), stacklevel=2)
-        self._reasons.clear()
+        reasons, self._reasons = self._reasons, []
+        if reasons:
+            self._tell(STAYS, optimizer=type(optimizer).__name__, reason=reasons[0])
+
+    def _tell(self, text: str, **words: str) -> None:
+        """Warn, once for each `text`."""
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text.format(**words), stacklevel=2)
 
 
 def _fetch(optimizer: optim.Optimizer, parts: Iterable[Slice]) -> list[Move]:
