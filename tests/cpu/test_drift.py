@@ -453,7 +453,10 @@ def test_on_a_device_with_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         engines, "open_driver", lambda _, folder, __: QueuedDriver(TickingDevice(), folder)
     )
-    training = Training(change, policy="swap-all", host_budget="1MiB", spill_dir=tmp_path)
+    # Beside the budget of the others: the host memory of this device counts as device memory.
+    training = Training(
+        change, budget="3MiB", policy="swap-all", host_budget="1MiB", spill_dir=tmp_path
+    )
     assert same(training.run(), expected)
     report, hardware = training.report(), training.graph.planned.problem.hardware
     assert report.replans == 1

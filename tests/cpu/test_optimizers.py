@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
@@ -36,9 +37,11 @@ from outcore.ir.hardware import Tier
 from outcore.measure import resident_bytes
 from outcore.optimizers import offloading
 from outcore.optimizers.checkpoints import Box
+from outcore.optimizers.of_model import optimizers_of
 from outcore.optimizers.parameter_state import LEAST_BYTES, ParameterState
 from outcore.optimizers.places import Outer
 from outcore.optimizers.slices import INDEPENDENT
+from outcore.optimizers.stepping import Stepping
 from outcore.preflight.optimizers import OptimizerState, held_for
 from tests.cpu.adversarial import AdversarialDriver
 from tests.cpu.queues import LateDevice
@@ -125,6 +128,7 @@ def large_here(optimizer: optim.Optimizer) -> list[str]:
     states = optimizer.state.values()
     values = [s.here() if isinstance(s, ParameterState) else s for s in states]
     tensors = [(k, v) for each in values for k, v in each.items() if isinstance(v, Tensor)]
+    # Tensors in lists, such as the history of LBFGS, stay.
     return [k for k, v in tensors if v.untyped_storage().nbytes() >= LEAST_BYTES]
 
 
@@ -474,10 +478,18 @@ class TestCheckpoints:
             raise torch.OutOfMemoryError
 
         with monkeypatch.context() as patch:
+            patch.setattr(Stepping, "move_away", fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                away.optimizer.load_state_dict(saved)
+        moments = [values["exp_avg"] for values in saved["state"].values()]
+        kept = copy.deepcopy(moments)
+        assert is_same(away.run(), Training().run(4))
+        assert is_same(moments, kept), "what was loaded is not trained"
+        with monkeypatch.context() as patch:
             patch.setattr(Box, "opened", fail)
             with pytest.raises(torch.OutOfMemoryError):
                 away.optimizer.load_state_dict(saved)
-        assert is_same(away.run(), Training().run(4))
+        away.run()
 
     def test_that_do_not_fit_change_nothing(self) -> None:
         away, other = offloaded(), Training(layers=2)
@@ -586,8 +598,13 @@ class TestSchedulersAndHooks:
             return hooked(*args, **kwargs)
 
         monkeypatch.setattr(optim.AdamW, "step", counted)
-        assert is_same(offloaded(slice_size=1 << 30).run(), Training().run())
+        away = offloaded(slice_size=1)
+        seen: list[int] = []
+        away.optimizer.register_step_post_hook(lambda o, *_: seen.append(len(o.param_groups[0])))
+        assert is_same(away.run(), Training().run())
         assert len(calls) == 6
+        assert len(seen) == 3
+        assert not large_here(away.optimizer)
 
     def test_an_optimizer_around_another(self) -> None:
         outer = Training().optimizer
@@ -716,6 +733,48 @@ class TestFailures:
         with pytest.raises(UserWarning, match="some of the state"):
             away.optimizer.step()
         assert is_same(away.run(1), Training().run(2))
+
+    @pytest.mark.filterwarnings("error")
+    def test_other_warnings_do_not_end_an_update(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        away, plain = offloaded(slice_size=1), Outer.places
+        away.loss()
+
+        def warn(*args: Any) -> Any:
+            warnings.warn("this host memory could not be locked", stacklevel=2)
+            return plain(*args)
+
+        monkeypatch.setattr(Outer, "places", warn)
+        with pytest.raises(UserWarning, match="could not be locked"):
+            away.optimizer.step()
+        assert is_same(away.run(1), Training().run(2))
+
+    def test_an_error_s_traceback_keeps_no_optimizer(self) -> None:
+        away = offloaded(slice_size=1)
+        away.loss()
+        away.model.layers[2].weight.grad = torch.ones(WIDTH, WIDTH).to_sparse()
+        with pytest.raises(RuntimeError, match="sparse gradients") as caught:
+            away.optimizer.step()
+        assert [each for each, _ in optimizers_of(away.model)] == [away.optimizer]
+        del caught
+
+    def test_what_a_step_sets_is_set(self) -> None:
+        away = offloaded(lambda p: optim.SGD(p, lr=0.1, fused=True), slice_size=1)
+        assert away.optimizer._need_device_dtype_check_for_fused
+        away.run(1)
+        assert not away.optimizer._need_device_dtype_check_for_fused
+
+    def test_a_state_that_something_else_has_stays(self) -> None:
+        plain, away = Training(), offloaded()
+        restore_optimizer(away.optimizer)
+        for training in (plain, away):
+            training.run(1)
+        mine = away.optimizer.state[away.model.layers[0].weight]
+        offload_optimizer(away.optimizer)
+        assert sorted(large_here(away.optimizer)) == ["exp_avg", "exp_avg_sq"]
+        for state in (mine, plain.optimizer.state[plain.model.layers[0].weight]):
+            state["exp_avg"] = torch.ones(WIDTH, WIDTH)
+        del state
+        assert is_same(away.run(), plain.run())
 
     def test_what_cannot_be_written_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         away = offloaded(slice_size=1)

@@ -306,14 +306,14 @@ class QueuedDriver:
 
         If the allocator could get little more memory, it would otherwise have to empty its cache
         within a step. Without a bound, nothing is moved, and the allocator has what it needs. If
-        the bound is not for good, the sizes may not return: then the cache stays, unless the bound
-        is another one, or the allocator had to empty the cache itself since.
+        the bound is not for good, the sizes may not return: then the cache stays, unless the last
+        bound was another one, or the allocator had to empty the cache itself since.
         """
         del held_bytes  # the allocator has torch's own limits
         if most_bytes is None:
             return
         before, self._bound_bytes = self._bound_bytes, most_bytes
-        if for_good or most_bytes != before or self.device.retries() > self._retries:
+        if for_good or most_bytes != before or self.device.retries() != self._retries:
             self.device.trim()
             self._retries = self.device.retries()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,12 @@ class Box:
         dtype = parameter.dtype if parameter.is_floating_point() else self.tensor.dtype
         with torch.inference_mode(mode=False):
             return self.tensor.to(dtype=dtype, device=parameter.device, copy=True)
+
+    def opened_at_least(self, parameter: Any) -> torch.Tensor:
+        """As `opened`; the tensor itself if there is no memory for a copy."""
+        with suppress(RuntimeError):
+            return self.opened(parameter)
+        return self.tensor
 
 
 class Checkpoints:
@@ -74,11 +81,12 @@ class Checkpoints:
                 for parameter in some:
                     for key, box in _boxes(optimizer, parameter).items():
                         optimizer.state[parameter][key] = box.opened(parameter)
-                self._stepping.put_away(optimizer, some)
+                self._stepping.move_away(optimizer, some)
         finally:  # a box that is left would break the next step
             for parameter in list(optimizer.state):
                 for key, box in _boxes(optimizer, parameter).items():
-                    optimizer.state[parameter][key] = box.tensor
+                    optimizer.state[parameter][key] = box.opened_at_least(parameter)
+        self._stepping.warn(optimizer)
 
 
 def _boxes(optimizer: optim.Optimizer, parameter: Any) -> dict[Any, Box]:

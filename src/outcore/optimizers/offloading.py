@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from types import MethodType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -18,7 +19,7 @@ from outcore.ir.hardware import Tier
 from outcore.optimizers.checkpoints import Checkpoints
 from outcore.optimizers.parameter_state import ParameterState
 from outcore.optimizers.places import Outer
-from outcore.optimizers.stepping import Stepping
+from outcore.optimizers.stepping import Stepping, is_hooked
 from outcore.runtime.settings.options import Options, Settings, make_options, settings_for
 from outcore.units import parse_size
 
@@ -48,7 +49,7 @@ def offload_optimizer(
     It is changed in place. Each `step` brings the state to the device a slice at a time, updates
     that slice's parameters and moves its state away again, while the next slice comes. Parameters
     get the same bits as without. Optimizers that are not torch's own, and LBFGS, are run whole:
-    their state comes as they read it, and goes after the step.
+    their state comes as they read it, and goes after the step (but not tensors in lists).
 
     What is read from `optimizer.state` meanwhile comes back, and stays until the next step.
     `state_dict` has copies of what is away: on a GPU, copies in host memory.
@@ -128,10 +129,11 @@ class _Offloaded:
         tier = Tier.DISK if device.type == "cpu" else Tier.HOST
         self.stepping = Stepping(Outer(self.driver, tier), device, slice_bytes)
         run = torch.compiler.disable(self.stepping.step)  # type: ignore[no-untyped-call]  # torch leaves it so
-        hooked = optim.Optimizer.profile_hook_step(run)
-        setattr(hooked, OURS, True)
+        hooked = is_hooked(type(optimizer).step)
+        step = optim.Optimizer.profile_hook_step(run) if hooked else run
+        setattr(step, OURS, True)
         before = vars(optimizer).get("step")
-        self._step = _Step(hooked, optimizer, before if hasattr(before, MARK) else None)
+        self._step = _Step(step, optimizer, before if hasattr(before, MARK) else None)
         self._remove_hooks: list[Callable[[], None]] = []
 
     def install(self, optimizer: optim.Optimizer) -> None:
@@ -172,8 +174,9 @@ class _Step:
         if before is not None:
             setattr(self, MARK, True)
         plain = MethodType(type(optimizer).step, optimizer)
-        self.__name__, self.__doc__ = plain.__name__, plain.__doc__
-        self.__signature__ = inspect.signature(plain)  # torch's GradScaler looks at it
+        self.__name__, self.__doc__ = getattr(plain, "__name__", "step"), plain.__doc__
+        with suppress(TypeError, ValueError):  # of code that is not Python's
+            self.__signature__ = inspect.signature(plain)  # torch's GradScaler looks at it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         optimizer = self._optimizer()

@@ -42,14 +42,18 @@ def run_on(optimizer: optim.Optimizer, part: Slice, run: Callable[..., Any]) -> 
     """Call `run`, a step, for the parameters of `part`.
 
     It gets another object with the same state and settings. So the optimizer is whole for others
-    who look at it meanwhile, and after an interrupt.
+    who look at it meanwhile, and after an interrupt. What `run` sets is set on the optimizer.
     """
+    before = dict(vars(optimizer))
     view = object.__new__(type(optimizer))
-    vars(view).update(vars(optimizer))
+    vars(view).update(before)
     view.param_groups = [part.as_group()]
-    run(view)
-    for name in vars(view).keys() - vars(optimizer).keys():  # such as that it has warned
-        setattr(optimizer, name, getattr(view, name))
+    try:
+        run(view)
+    finally:
+        after = {k: v for k, v in vars(view).items() if k != "param_groups"}
+        vars(optimizer).update({k: v for k, v in after.items() if before.get(k, view) is not v})
+        vars(view).clear()  # an error's traceback may keep it
 
 
 def has_slices(optimizer: optim.Optimizer) -> bool:

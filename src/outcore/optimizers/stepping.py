@@ -6,16 +6,16 @@ about three slices are on the device at a time.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import optim
 
-from outcore.errors import HostMemoryError, SpillError
 from outcore.optimizers.parameter_state import ParameterState, is_plain
 from outcore.optimizers.places import Copy, Outer
 from outcore.optimizers.slices import Slice, has_slices, run_on, slices
@@ -23,8 +23,9 @@ from outcore.optimizers.slices import Slice, has_slices, run_on, slices
 STAYS = "outcore: some of the state of {optimizer} stays on the device: {reason}"
 
 ELSEWHERE = (
-    "it was offloaded for the device {device}, and parameters are on another one now; call "
-    "outcore.restore_optimizer and then offload_optimizer again"
+    "outcore: some of the state of {optimizer} stays on the device: it was offloaded for the "
+    "device {device}, and parameters are on another one now; call outcore.restore_optimizer and "
+    "then offload_optimizer again"
 )
 
 REPLACED = (
@@ -35,6 +36,10 @@ REPLACED = (
 
 _HOOKS = optim.Optimizer.profile_hook_step(len).__code__
 """The code that torch puts around the step of an optimizer's class, for hooks."""
+
+
+REFERENCES = 3
+"""To a dict of an optimizer: its own, that of the code that asks, and that of the question."""
 
 
 class Move(NamedTuple):
@@ -69,7 +74,7 @@ class Stepping:
         self.outer.check()
         self._in_step = True
         try:
-            if has_slices(optimizer):
+            if has_slices(optimizer) and is_hooked(type(optimizer).step):
                 results = self._by_slices(optimizer, run, *args, **kwargs)
             else:
                 results = self._whole(optimizer, run, *args, **kwargs)
@@ -87,14 +92,17 @@ class Stepping:
             self._tell(REPLACED, optimizer=type(optimizer).__name__)
         self._stepped = False
 
-    def put_away(self, optimizer: optim.Optimizer, parameters: Iterable[Any] | None = None) -> None:
-        """Move the state of `parameters` away, or all of it. Raises StepError as `Outer.check`."""
+    def put_away(self, optimizer: optim.Optimizer) -> None:
+        """Move all of the state away. Raises StepError as `Outer.check` does."""
         self.outer.check()
-        chosen = optimizer.state if parameters is None else parameters
+        self.move_away(optimizer, optimizer.state)
+        self.warn(optimizer)
+
+    def move_away(self, optimizer: optim.Optimizer, parameters: Iterable[Any]) -> None:
+        """Move the state of `parameters` away, as far as possible; `warn` tells why not all."""
         with self.lock:
-            for some in self.parts(chosen, lambda p: _nbytes_here(optimizer.state[p])):
+            for some in self.parts(parameters, lambda p: _nbytes_here(optimizer.state.get(p))):
                 self._finish_going(self._send(optimizer, some))
-        self._warn(optimizer)
 
     def parts(self, parameters: Iterable[Any], nbytes: Callable[[Any], int]) -> Iterator[list[Any]]:
         """Lists of parameters with about as many bytes as a slice; some may have none."""
@@ -112,9 +120,7 @@ class Stepping:
         self, optimizer: optim.Optimizer, run: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Update everything at once; what is read comes back."""
-        # A closure may wait for another thread, which may read the state.
-        with nullcontext() if args or kwargs else self.lock:
-            results = run(optimizer, *args, **kwargs)
+        results = run(optimizer, *args, **kwargs)
         if not self.ended:
             self.put_away(optimizer)
         return results
@@ -134,7 +140,7 @@ class Stepping:
             return loss
         with self.lock:
             self._update(optimizer, run)
-        self._warn(optimizer)
+        self.warn(optimizer)
         return loss
 
     def _update(self, optimizer: optim.Optimizer, run: Callable[..., Any]) -> None:
@@ -150,53 +156,62 @@ class Stepping:
             self._finish_going(gone)
         self._finish_going(going)
         rest = (p for group in optimizer.param_groups for p in group["params"] if p.grad is None)
-        self._finish_going(self._send(optimizer, rest))  # what was read of it
+        self.move_away(optimizer, rest)  # what was read of it
 
     def _send(self, optimizer: optim.Optimizer, parameters: Iterable[Any]) -> list[Move]:
         """Start to move away the state of `parameters`, as far as there is room."""
         states = [s for p in parameters if (s := self._own_state(optimizer, p)) is not None]
         chosen = [(state, key) for state in states for key in state.movable(self.device)]
         homeless = [(state, key) for state, key in chosen if not state.has_home(key)]
-        try:
+        moves: list[Move] = []
+        with self._going_on():
             homes = self.outer.places([state[k] for state, k in homeless]) if homeless else []
-        except (SpillError, HostMemoryError) as error:
-            self._reasons.append(str(error))
-            chosen = [(state, key) for state, key in chosen if state.has_home(key)]
-        else:
             for (state, key), home in zip(homeless, homes, strict=True):
                 state.settle(key, home)
-        return [Move(state, key, state.write(key)) for state, key in chosen]
+        with self._going_on():
+            for state, key in chosen:
+                if state.has_home(key):
+                    moves.append(Move(state, key, state.write(key)))
+        return moves
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Note why state cannot leave, instead of raising an error in the middle of an update."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of any kind, also warnings that are errors
+            self._reasons.append(str(error))
 
     def _finish_going(self, moves: list[Move]) -> None:
         """Let the tensors of `moves`, which is emptied, be away. Those whose copies failed stay."""
         while moves:
             state, key, copy = moves.pop(0)
-            try:
+            with self._going_on():
                 state.let_go(key, copy)
-            except SpillError as error:
-                self._reasons.append(str(error))
 
     def _own_state(self, optimizer: optim.Optimizer, parameter: Any) -> ParameterState | None:
         """The state of `parameter` as one whose tensors can be away.
 
-        None if there is nothing large.
+        None if there is nothing large, or if something else has the dict: it would not follow.
         """
         state = optimizer.state.get(parameter)
         if type(state) is dict and any(map(is_plain, state.values())):
+            if sys.getrefcount(state) > REFERENCES:
+                return None
             state = optimizer.state[parameter] = ParameterState(state)
         if not isinstance(state, ParameterState):
             return None
         state.lock = self.lock
         return state
 
-    def _warn(self, optimizer: optim.Optimizer) -> None:
-        """Warn that some of the state stays on the device. Not in the middle of a step."""
-        groups = optimizer.param_groups
-        if not self._reasons and any(p.device != self.device for g in groups for p in g["params"]):
-            self._reasons.append(ELSEWHERE.format(device=self.device))
+    def warn(self, optimizer: optim.Optimizer) -> None:
+        """Warn that some of the state stays on the device. Not in the middle of an update."""
+        name, groups = type(optimizer).__name__, optimizer.param_groups
         reasons, self._reasons = self._reasons, []
         if reasons:
-            self._tell(STAYS, optimizer=type(optimizer).__name__, reason=reasons[0])
+            self._tell(STAYS, optimizer=name, reason=reasons[0])
+        if any(p.device != self.device for group in groups for p in group["params"]):
+            self._tell(ELSEWHERE, optimizer=name, device=str(self.device))
 
     def _tell(self, text: str, **words: str) -> None:
         """Warn, once for each `text`."""
@@ -234,8 +249,14 @@ def _nbytes_here(state: object) -> int:
     return sum(value.nbytes for value in found if is_plain(value))
 
 
+def is_hooked(step: Any) -> bool:
+    """Whether `step` is that of an optimizer's class, with the code that torch puts around it.
+
+    Someone else may have put their own around that.
+    """
+    return getattr(step, "__code__", None) is _HOOKS
+
+
 def _without_hooks(step: Any) -> Callable[..., Any]:
-    """The step of an optimizer's class, without the code that torch puts around it for hooks."""
-    is_hooked = getattr(step, "__code__", None) is _HOOKS
-    found: Callable[..., Any] = step.__wrapped__ if is_hooked else step
+    found: Callable[..., Any] = step.__wrapped__ if is_hooked(step) else step
     return found

@@ -28,8 +28,8 @@ def lean_plans(problem: Problem) -> Iterator[Plan]:
     """Plans of little memory inside the outer tiers' limits; one of them keeps everything.
 
     The first offload the gaps across the boundary, then every gap. If the outer tiers have no room
-    for the latter, plans follow that offload only some gaps, and plans that recompute. Ops run as
-    the variants with the smallest workspaces. Every plan is made only when it is asked for.
+    for the latter, plans follow that recompute, and that offload only some gaps. Ops run as the
+    variants with the smallest workspaces. Every plan is made only when it is asked for.
     """
     variants = _smallest_workspaces(problem.profile)
     found: list[dict[Gap, Choice]] = []

@@ -64,11 +64,11 @@ def _bytes(
 ) -> tuple[int, bool]:
     """Bytes of the states, and whether that is all that there will be."""
     there = [state_bytes(optimizer.state.get(p, {})) for _, p in own]
-    if is_offloaded(optimizer):
-        return sum(there), True
     if isinstance(optimizer, LBFGS):  # its one state, at its first parameter, is for all of them
         history = own[0][0]["history_size"]
         return max(sum(there), (2 * history + LATEST) * sum(p.nbytes for _, p in own)), True
+    if is_offloaded(optimizer):
+        return sum(there), True
     kind = next((k for k in type(optimizer).__mro__ if _is_torchs(k)), None)
     expected = None if kind is None else _expected(kind, own)
     if expected is None:
