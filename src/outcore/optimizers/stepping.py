@@ -10,7 +10,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -164,30 +163,28 @@ class Stepping:
         chosen = [(state, key) for state in states for key in state.movable(self.device)]
         homeless = [(state, key) for state, key in chosen if not state.has_home(key)]
         moves: list[Move] = []
-        with self._going_on():
+        try:
             homes = self.outer.places([state[k] for state, k in homeless]) if homeless else []
             for (state, key), home in zip(homeless, homes, strict=True):
                 state.settle(key, home)
-        with self._going_on():
+        except Exception as error:  # noqa: BLE001 - none may end an update, nor may a warning
+            self._reasons.append(str(error))
+        try:
             for state, key in chosen:
                 if state.has_home(key):
                     moves.append(Move(state, key, state.write(key)))
-        return moves
-
-    @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """Note why state cannot leave, instead of raising an error in the middle of an update."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - of any kind, also warnings that are errors
+        except Exception as error:  # noqa: BLE001 - as above
             self._reasons.append(str(error))
+        return moves
 
     def _finish_going(self, moves: list[Move]) -> None:
         """Let the tensors of `moves`, which is emptied, be away. Those whose copies failed stay."""
         while moves:
             state, key, copy = moves.pop(0)
-            with self._going_on():
+            try:
                 state.let_go(key, copy)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._reasons.append(str(error))
 
     def _own_state(self, optimizer: optim.Optimizer, parameter: Any) -> ParameterState | None:
         """The state of `parameter` as one whose tensors can be away.
