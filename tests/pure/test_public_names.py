@@ -11,7 +11,10 @@ import pytest
 import outcore
 from tests.pure.building import small_problem
 
-NEED_TORCH = {"Backend", "Session", "handle", "session", "trace", "unwrap", "wrap"}
+NEED_TORCH = {
+    *("Backend", "Session", "handle", "session", "trace", "unwrap", "wrap"),
+    *("offload_optimizer", "restore_optimizer"),
+}
 
 USE_ALL_BUT = """
 import sys, outcore
