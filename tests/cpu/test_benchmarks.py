@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from operator import itemgetter
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,14 @@ class TestRows:
         assert part["complete"]
         assert [row["fault"] for row in part["rows"]] == ["lost instruction", "lost hazard edge"]
         assert str(tmp_path) not in file.read_text()
+
+    def test_tiny_rows_of_optimizer(self):
+        rows: list[Any] = [*BENCHMARKS["optimizer"].run(SMALL, Patience(60.0))]
+        here, away = rows
+        assert (here.state, away.state) == ("memory", "disk")
+        assert away.checks[0] == Check("weights bitwise equal", met=True)
+        assert 0 < away.held_bytes < here.held_bytes
+        assert away.held_bytes < away.peak_bytes < here.peak_bytes
 
     def test_an_unknown_name_is_refused(self, capsys):
         with pytest.raises(SystemExit):

@@ -128,7 +128,6 @@ def large_here(optimizer: optim.Optimizer) -> list[str]:
     states = optimizer.state.values()
     values = [s.here() if isinstance(s, ParameterState) else s for s in states]
     tensors = [(k, v) for each in values for k, v in each.items() if isinstance(v, Tensor)]
-    # Tensors in lists, such as the history of LBFGS, stay.
     return [k for k, v in tensors if v.untyped_storage().nbytes() >= LEAST_BYTES]
 
 

@@ -33,9 +33,8 @@ REPLACED = (
     "it, such as Accelerator.prepare with a gradient scaler"
 )
 
-_HOOKS = optim.Optimizer.profile_hook_step(len).__code__
+_HOOKS = getattr(optim.Optimizer.profile_hook_step(len), "__code__", object())
 """The code that torch puts around the step of an optimizer's class, for hooks."""
-
 
 REFERENCES = 3
 """To a dict of an optimizer: its own, that of the code that asks, and that of the question."""

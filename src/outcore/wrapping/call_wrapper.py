@@ -315,8 +315,8 @@ def _trains(model: nn.Module) -> bool:
 
 def _name_state(model: nn.Module, error: InfeasibleError) -> None:
     """Add a note if the state of optimizers is much of what the budget would have to hold."""
-    names, nbytes = offloadable(model)
-    if nbytes * MUCH_DIVISOR >= error.floor_bytes:
+    names, nbytes = offloadable(model) if error.tier == "device" else ([], 0)
+    if names and nbytes * MUCH_DIVISOR >= error.floor_bytes:
         error.add_note(STATE.format(names=listed(names), size=format_bytes(nbytes)))
 
 
