@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from outcore import capture
-from outcore.execute import driver as interface
+from outcore.execute import link_tables
 from outcore.execute.arena import Arena, own_arena
 from outcore.execute.cpu import CpuDriver
 from outcore.ir.trace import Trace
@@ -61,11 +61,11 @@ def _imports_made_no_tensors() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _links_are_measured_in_a_hurry() -> Iterator[None]:
     """Measure links with few small copies: each test does, and no result depends on it."""
-    small = [nbytes for nbytes in interface._PROBE_NBYTES if nbytes <= LARGEST_PROBE]
+    small = [nbytes for nbytes in link_tables._NBYTES if nbytes <= LARGEST_PROBE]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interface, "_PROBE_NBYTES", small)
-        patch.setattr(interface, "_MOST_REPEATS", 1)
-        patch.setattr(interface, "_FEWEST_REPEATS", 1)
+        patch.setattr(link_tables, "_NBYTES", small)
+        patch.setattr(link_tables, "_MOST_REPEATS", 1)
+        patch.setattr(link_tables, "_FEWEST_REPEATS", 1)
         yield
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outcore.errors import SpillError
-from outcore.execute import driver as interface
+from outcore.execute import link_tables
 from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver
 from outcore.execute.disk import FILE_BLOCK_BYTES, region_nbytes
 from outcore.execute.driver import CopySpan
@@ -121,10 +121,10 @@ def test_a_lane_that_is_lost_gives_its_room_back(tmp_path):
 
 
 def test_a_throttled_link_measures_as_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(interface, "_PROBE_NBYTES", (1 << 16, 1 << 20, 1 << 24, 64 << 20))
+    monkeypatch.setattr(link_tables, "_NBYTES", (1 << 16, 1 << 20, 1 << 24, 64 << 20))
     rate = float(64 << 20)
     driver = CpuDriver(tmp_path, link_bytes_per_second=rate)
-    tables = interface.measure_link(driver)
+    tables = link_tables.measure_link(driver)
     for table in (tables.copy_out, tables.copy_in):
         assert table[-1][0] < 64 << 20  # 64 MiB would take a second
         assert all(seconds >= nbytes / rate for nbytes, seconds in table)
@@ -156,7 +156,7 @@ def test_a_trial_stays_inside_the_disk_budget(driver, monkeypatch):
 
 
 def test_measuring_covers_the_sizes_asked_for(driver):
-    tables = interface.measure_link(driver, largest_nbytes=1 << 20)
+    tables = link_tables.measure_link(driver, largest_nbytes=1 << 20)
     for table in (tables.copy_out, tables.copy_in):
         assert [nbytes for nbytes, _ in table] == [1 << 16, 1 << 18, 1 << 20]
         assert all(seconds > 0 for _, seconds in table)
@@ -169,16 +169,22 @@ def test_measuring_covers_the_sizes_asked_for(driver):
 )
 def test_a_linear_link_is_fitted_exactly(rate, latency, sizes):
     table = tuple((1 << s, latency + (1 << s) / rate) for s in sorted(sizes))
-    link = interface.fit_link(table)
+    link = link_tables.fit_link(table)
     for nbytes, seconds in table:
         assert link.seconds(nbytes) == pytest.approx(seconds, rel=0.02)
 
 
 def test_a_table_without_a_trend_still_gives_a_link():
-    assert interface.fit_link(((1000, 1.0),)).bytes_per_second == 1000
-    link = interface.fit_link(((1000, 2.0), (4000, 1.0)))
+    assert link_tables.fit_link(((1000, 1.0),)).bytes_per_second == 1000
+    link = link_tables.fit_link(((1000, 2.0), (4000, 1.0)))
     assert link.bytes_per_second > 0
     assert link.latency_seconds == 0
+
+
+def test_a_clock_may_show_no_time_for_small_copies():
+    link = link_tables.fit_link(((1000, 0.0), (1 << 20, 0.1)))
+    assert link.seconds(1 << 20) == pytest.approx(0.1, rel=0.01)
+    assert link_tables.fit_link(((1000, 0.0),)).seconds(1000) < 1e-6
 
 
 def test_a_driver_closed_in_the_middle_of_a_drain_does_not_hang(

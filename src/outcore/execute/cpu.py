@@ -24,11 +24,10 @@ from outcore.execute.driver import (
     Lane,
     OnCopy,
     Region,
-    fit_link,
     lane_nbytes,
-    measure_link,
 )
 from outcore.execute.link import CopyJob, FileRoom, Spill
+from outcore.execute.link_tables import fit_link, measure_link
 from outcore.execute.malloc import ResidentLimit, own_malloc, resident_bytes, trim
 from outcore.gauges import Ledger, WallClock
 from outcore.ir.hardware import Hardware, Tier

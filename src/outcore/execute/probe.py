@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from outcore.execute.device import Device, Event, Queue
-from outcore.execute.driver import LinkTable, LinkTables
+from outcore.execute.link_tables import LinkTable, LinkTables
 
 _NBYTES = tuple(1 << shift for shift in range(16, 29, 2))
 """The sizes to try: 64 KiB to 256 MiB, each four times the previous one."""

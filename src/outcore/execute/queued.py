@@ -25,15 +25,13 @@ from outcore.execute.driver import (
     EmptyLane,
     Generator,
     Lane,
-    LinkTable,
-    LinkTables,
     OnCopy,
     Region,
-    fit_link,
     lane_nbytes,
 )
 from outcore.execute.folders import spill_folder
 from outcore.execute.lane import QueuedLane
+from outcore.execute.link_tables import LinkTable, LinkTables, fit_link
 from outcore.execute.placed import Fate, PlacedLane
 from outcore.execute.probe import QueueLinks, measure_queues
 from outcore.execute.slabs import Slabs

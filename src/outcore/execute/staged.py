@@ -33,13 +33,12 @@ from outcore.execute.disk import FILE_BLOCK_BYTES, MEMORY_ALIGNMENT_BYTES, regio
 from outcore.execute.driver import (
     Direction,
     Lane,
-    LinkTables,
     Region,
     lane_nbytes,
-    measure_link,
 )
 from outcore.execute.handles import NOTHING, DiskCopiesBefore, QueuedCopy
 from outcore.execute.link import CopyJob, FileRoom, Spill, Throttle
+from outcore.execute.link_tables import LinkTables, measure_link
 from outcore.execute.slabs import Slabs
 from outcore.ir.hardware import STAGING_BUFFERS, staging_bytes
 
