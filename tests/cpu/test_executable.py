@@ -1,5 +1,7 @@
 """Building programs: variants are refused, and sums reuse the memory of dead arguments."""
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import outcore
 from outcore import Backend
 from outcore.errors import VerifyError
 from outcore.execute import build
@@ -29,6 +32,21 @@ def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
     error = caught.value
     assert (error.noun, error.where) == ("program", "instruction 7")
     assert error.detail == "variant 1 of op 3 aten.add.Tensor"
+
+
+def test_its_functions_are_freed_with_the_last_reference() -> None:
+    """They refer to the whole program: until Python collects garbage, that is megabytes."""
+    trace, machine = outcore.trace(nn.Linear(2, 2), torch.ones(2, 2)), outcore.preset("v100-pcie3")
+    profile = outcore.estimate(trace, machine.hardware, machine.efficiency)
+    problem = outcore.Problem(trace, profile, machine.hardware, budget_bytes=1 << 30)
+    built = build(trace, lower(problem, make_plan({})), torch.default_generator)
+    functions = [weakref.ref(each) for each in (built.forward, built.backward)]
+    gc.disable()
+    try:
+        del built
+        assert [each() for each in functions] == [None, None]
+    finally:
+        gc.enable()
 
 
 class Joined(nn.Module):

@@ -114,7 +114,7 @@ def test_smaller_sizes_run_the_program_of_larger_ones() -> None:
         if graph.status.lent is not None and graph.profiling is not None:
             assert graph.status.lent.plan.moves
             assert is_predicted(backend)
-            code.append(graph.profiling.checked.compiled)
+            code.append(graph.profiling.checked.code)
     assert len(code) > 10
     assert len({*code[3:]}) <= 2, "one for each lender"
 

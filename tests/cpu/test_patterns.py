@@ -434,7 +434,7 @@ def test_sizes_share_code(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = texts(*((2, n) for n in range(4, 12)))
     alike(Heads(), inputs * 3)
     traces = [captured.trace for captured in told.traces]
-    shared = [each.compiled for each in ran if each.trace in traces]
+    shared = [each.code for each in ran if each.trace in traces]
     assert len(shared) > 2
     assert len({*shared}) == 1
     text = shared[0].text

@@ -36,7 +36,7 @@ DREW = (
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class Compiled:
+class StepCode:
     """The code of a generated program."""
 
     source: StepSource
@@ -69,7 +69,7 @@ class Executable:
     """Returns the gradients."""
     regions: dict[int, Region]
     """Slot in an outer tier -> what it holds, for `Driver.open_lane`."""
-    compiled: Compiled | None
+    code: StepCode | None
     """The code of the two functions; None without a program."""
     layout: Layout | None = None
     """Where large tensors lie on a GPU; None: where the allocator finds room."""
@@ -83,7 +83,7 @@ class Executable:
     @property
     def text(self) -> str:
         """The generated source; empty without a program."""
-        return "" if self.compiled is None else self.compiled.text
+        return "" if self.code is None else self.code.text
 
 
 def build(
@@ -105,8 +105,8 @@ def build(
     Raises VerifyError for a program with variants of ops: torch has none (docs/decisions/0010).
     """
     _refuse_variants(trace, program)
-    compiled = _compiled(trace, program, instruments, layout)
-    source = compiled.source
+    code = _code(trace, program, instruments, layout)
+    source = code.source
     names: dict[str, Any] = {
         **source.names,
         **{name: partial(verb, trace) for name, verb in source.bound.items()},
@@ -124,15 +124,16 @@ def build(
             "same_draws": partial(_same_draws, random),
             "stack": torch.stack,
         }
-    for part in compiled.parts:
+    for part in code.parts:
         exec(part, names)  # noqa: S102 - our own generated text
     return Executable(
         trace,
         program,
-        names["forward"],
-        names["backward"],
+        # They hold the names: if the names held them, only the garbage collector would free both.
+        names.pop("forward"),
+        names.pop("backward"),
         _regions(trace, program),
-        compiled,
+        code,
         layout,
         private_bytes(trace, program),
         source.private,
@@ -140,17 +141,17 @@ def build(
     )
 
 
-def _compiled(
+def _code(
     trace: Trace, program: Program, instruments: Instruments, layout: Layout | None
-) -> Compiled:
+) -> StepCode:
     """The functions of `program`. Those of programs of one family that do the same are shared."""
     family = family_of(trace)
-    code = None if family is None or layout is not None else family.code_of(program)
-    if code is None:
+    shared = None if family is None or layout is not None else family.code_of(program)
+    if shared is None:
         return _compile(trace, program, instruments, layout)
-    if instruments not in code:
-        code[instruments] = _compile(trace, program, instruments, family=family)
-    found: Compiled = code[instruments]
+    if instruments not in shared:
+        shared[instruments] = _compile(trace, program, instruments, family=family)
+    found: StepCode = shared[instruments]
     return found
 
 
@@ -161,7 +162,7 @@ def _compile(
     layout: Layout | None = None,
     *,
     family: Family | None = None,
-) -> Compiled:
+) -> StepCode:
     with gc_paused():
         source = generate(trace, program, instruments, layout, family=family)
     # A unique file name, known to linecache, makes tracebacks show the generated line.
@@ -169,11 +170,11 @@ def _compile(
     before = "\n" * source.forward.count("\n")
     # Compiled together they need twice the memory.
     parts = [compile(each, file, "exec") for each in (source.forward, before + source.backward)]
-    compiled = Compiled(source, tuple(parts))
-    text = compiled.text
+    code = StepCode(source, tuple(parts))
+    text = code.text
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    weakref.finalize(compiled, linecache.cache.pop, file, None).atexit = False
-    return compiled
+    weakref.finalize(code, linecache.cache.pop, file, None).atexit = False
+    return code
 
 
 def drawing() -> AbstractContextManager[Any]:

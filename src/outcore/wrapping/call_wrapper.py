@@ -19,7 +19,7 @@ from outcore.optimizers.of_model import offloadable
 from outcore.runtime.backend import Backend
 from outcore.units import format_bytes
 from outcore.wrapping import compiled
-from outcore.wrapping.compiled import Compiled, run_plain, users_frames, users_level
+from outcore.wrapping.compiled import CompiledCalls, run_plain, users_frames, users_level
 from outcore.wrapping.frozen import WATCHED, requires_gradient
 from outcore.wrapping.looking import Looking
 from outcore.wrapping.notes import (
@@ -80,7 +80,7 @@ class CallWrapper:
         """Finds the parts that no graph has, of a wrapped model, not of a part (`inner`)."""
         if not inner:
             self._looking.again()
-        self._compiled = Compiled(model, backend)
+        self._compiled = CompiledCalls(model, backend)
         self.inner: WeakSet[nn.Module] = WeakSet()
         """Modules inside that are compiled by themselves, because the model as a whole is not."""
         self._model = ref(model)

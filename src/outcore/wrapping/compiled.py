@@ -59,7 +59,7 @@ SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
 for all instances of a class."""
 
 
-class Compiled:
+class CompiledCalls:
     """The calls of one module, compiled by torch for a Backend."""
 
     def __init__(self, model: nn.Module, backend: Backend) -> None:
