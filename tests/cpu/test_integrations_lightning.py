@@ -124,6 +124,64 @@ def test_statistics_of_averaged_weights_need_no_memory_for_backward(
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
 
 
+class Wide(Lit):
+    """Two optimizers, for weights that are large enough to move their state."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.LazyLinear(256), nn.ReLU(), nn.Linear(256, 256))
+        self.net(batch(0))
+        self.away: list[bool] = []
+        """Whether the state was away, at each step of each optimizer."""
+
+    def training_step(self, data: Tensor, index: int) -> Tensor:
+        for optimizer in self.trainer.optimizers:
+            weight = optimizer.param_groups[0]["params"][0]
+            self.away.append("'exp_avg': 'away'" in repr(optimizer.state[weight]))
+        loss = super().training_step(data, index)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        first, second = self.net[1], self.net[3]
+        return [torch.optim.AdamW(first.parameters()), torch.optim.AdamW(second.parameters())]
+
+
+def test_the_state_of_optimizers_is_away_between_steps(tmp_path: Path) -> None:
+    """After a checkpoint was loaded, too."""
+    plain, module = Wide(), Wide()
+    fit(tmp_path, plain)
+    callback = LightningCallback("1GiB", offload_optimizer=True, spill_dir=tmp_path)
+    fit(tmp_path, module, callback, max_steps=STEPS).save_checkpoint(tmp_path / "it.ckpt")
+    theirs = plain.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in module.state_dict().items())
+
+    def gone_on(*callbacks: Any) -> Any:
+        again = Wide()
+        trainer = lightning.Trainer(
+            max_steps=2 * STEPS,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            callbacks=list(callbacks),
+        )
+        images: Any = batch(1, n=4 * STEPS)
+        data: Any = torch.utils.data.DataLoader(images, batch_size=4)
+        trainer.fit(again, data, data, ckpt_path=tmp_path / "it.ckpt", weights_only=False)
+        return again
+
+    expected, found = gone_on(), gone_on(callback)
+    pairs = zip(found.parameters(), expected.parameters(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    assert all(found.away)
+    assert not any(expected.away)
+
+
 def test_checkpoints_are_plain(tmp_path: Path) -> None:
     module = Lit()
     trainer = fit(tmp_path, module, LightningCallback(**TIGHT), max_steps=2)

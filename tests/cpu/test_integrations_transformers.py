@@ -24,6 +24,7 @@ from outcore.errors import (  # noqa: E402 - as above
     WrapError,
 )
 from outcore.integrations import TransformersCallback  # noqa: E402 - as above
+from outcore.optimizers import is_offloaded  # noqa: E402 - as above
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*:UserWarning"
@@ -168,6 +169,72 @@ def test_evaluation_saving_and_resuming(tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-4"))
     assert losses(resumed)[4:] == losses(plain)[4:]
     assert same_parameters(resumed.model, plain.model)
+
+
+class Wide(Tiny):
+    """Weights that are large enough to move their state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, 256)
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
+        self.head = nn.Linear(256, WORDS)
+
+
+def is_away(optimizer: Any) -> bool:
+    return all("'exp_avg': 'away'" in repr(optimizer.state[p]) for p in large(optimizer))
+
+
+def large(optimizer: Any) -> list[Tensor]:
+    found = [p for group in optimizer.param_groups for p in group["params"] if p.nbytes >= 1 << 16]
+    assert found
+    return found
+
+
+def test_the_state_of_the_optimizer_is_away_between_steps(tmp_path: Path) -> None:
+    """Resuming with it, too, from a checkpoint of either kind."""
+    arguments = {"save_strategy": "steps", "save_steps": 4}
+    plain = trainer(tmp_path / "plain", Wide(), **arguments)
+    plain.train()
+    callback = TransformersCallback("1GiB", offload_optimizer=True, spill_dir=tmp_path)
+    ours = trainer(tmp_path / "ours", Wide(), callback, **arguments)
+    for folder in (None, "plain", "ours"):
+        start = None if folder is None else str(tmp_path / folder / "checkpoint-4")
+        ours.train(resume_from_checkpoint=start)  # by another optimizer each time
+        assert same_parameters(ours.model, plain.model)
+        assert losses(ours)[-4:] == losses(plain)[-4:]
+        assert is_away(ours.optimizer.optimizer)
+    assert callback.report().state == "in-core"
+
+
+def test_the_state_of_an_optimizer_with_a_scaler_is_away_too(tmp_path: Path) -> None:
+    """Accelerate's notes the inner one's step before the callback can change it."""
+    from accelerate.optimizer import AcceleratedOptimizer  # noqa: PLC0415 - it may be missing
+    from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
+
+    AcceleratorState(cpu=True)
+    weight = nn.Parameter(torch.ones(256, 256))
+    inner = torch.optim.AdamW([weight])
+    optimizer = AcceleratedOptimizer(inner, scaler=torch.amp.GradScaler("cpu"))
+    callback = TransformersCallback("1GiB", offload_optimizer=True, spill_dir=tmp_path)
+    callback.on_train_begin(None, None, None, optimizer=optimizer)
+    for _ in range(2):
+        optimizer.scaler.scale(weight.square().sum()).backward()
+        optimizer.step()
+        assert not optimizer.step_was_skipped
+        assert is_away(inner)
+        optimizer.zero_grad()
+    assert is_offloaded(inner)
+
+
+def test_an_optimizer_that_was_offloaded_before_stays_so(tmp_path: Path) -> None:
+    model = Wide()
+    optimizer = torch.optim.AdamW(model.parameters())
+    outcore.offload_optimizer(optimizer, slice_size="1MiB", spill_dir=tmp_path)
+    callback = TransformersCallback("1GiB", offload_optimizer=True, link_limit="1GiB/s")
+    callback.on_train_begin(None, None, None, optimizer=optimizer)
+    assert is_offloaded(optimizer)
 
 
 def test_a_classifier_that_torch_compiles_again_at_step_2(tmp_path: Path) -> None:

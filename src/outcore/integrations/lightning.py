@@ -19,6 +19,7 @@ from torch import nn
 
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
+from outcore.integrations.state import offload_state
 from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.wrapping import Session
 from outcore.wrapping.call_wrapper import WRAPPERS
@@ -54,7 +55,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
     or those named in `modules`, such as `("encoder", "head.last")`. Instead of a module that has no
     `forward`, such as a list, it wraps those inside.
     They share one budget. `options` are those of `outcore.Backend`; invalid ones raise what it
-    raises, at once.
+    raises, at once. `offload_optimizer`: also do `outcore.offload_optimizer` with the optimizers.
 
     `session` is the `outcore.Session` that does the work, from the start of training; None before.
     Training the same modules again keeps the session and its plans. For other modules, the callback
@@ -66,9 +67,10 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         budget: str | float | None = None,
         *,
         modules: Sequence[str] = (),
+        offload_optimizer: bool = False,
         **options: Unpack[Keywords],
     ) -> None:
-        self._budget, self._options = budget, options
+        self._budget, self._options, self._offloads = budget, options, offload_optimizer
         checked_options({"budget": budget, **options})
         self.modules = (modules,) if isinstance(modules, str) else tuple(modules)
         self.session: Session | None = None
@@ -126,6 +128,14 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
             session.close()
             raise
         return session
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Offload the state of the optimizers, if that was asked for.
+
+        By now, a checkpoint is loaded. Raises WrapError if it cannot be offloaded.
+        """
+        for optimizer in trainer.optimizers if self._offloads else ():
+            offload_state(optimizer, self._options)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from outcore.errors import MissingPackageError, WrapError
 from outcore.integrations.metrics import metrics
+from outcore.integrations.state import offload_state
 from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.wrapping import Session
 
@@ -37,10 +38,18 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     `budget` and `options` are those of `outcore.Backend`; invalid ones raise what it raises, at
     once. Under a launcher, each process has this budget. `attach` lets reporters see the metrics.
     Training the same model again keeps its plans. For another model, the previous one is unwrapped.
+
+    `offload_optimizer`: also do `outcore.offload_optimizer` with the optimizer of the Trainer.
     """
 
-    def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
-        self._budget, self._options = budget, options
+    def __init__(
+        self,
+        budget: str | float | None = None,
+        *,
+        offload_optimizer: bool = False,
+        **options: Unpack[Keywords],
+    ) -> None:
+        self._budget, self._options, self._offloads = budget, options, offload_optimizer
         checked_options({"budget": budget, **options})
         self._session: Session | None = None
 
@@ -69,17 +78,40 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         return self.backend.report()
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        **_: Any,
     ) -> None:
-        """Wrap the model. Raises WrapError if something else compiles or copies it."""
+        """Wrap the model, and offload the state of the optimizer if that was asked for.
+
+        Raises WrapError if something else compiles or copies the model, or if the state cannot be
+        offloaded.
+        """
+        if model is not None:
+            self._wrap(args, model)
+        if self._offloads and optimizer is not None:
+            self._offload(optimizer)
+
+    def _wrap(self, args: Any, model: nn.Module) -> None:
         session = self._session
-        if model is None or (session is not None and model in session.wrapped):
+        if session is not None and model in session.wrapped:
             return
         _refuse(args, model)
         if session is not None:
             session.close()
         self._session = Session(self._budget, **self._options)
         self._session.wrap(model)
+
+    def _offload(self, optimizer: Any) -> None:
+        """Offload the state of the optimizer that is inside Accelerate's."""
+        offload_state(getattr(optimizer, "optimizer", optimizer), self._options)
+        if getattr(optimizer, "scaler", None) is not None:
+            # Accelerate's optimizer notes the inner one's `step` as it is made: let it look again.
+            optimizer.__setstate__(optimizer.__getstate__())
 
     def on_log(
         self,
