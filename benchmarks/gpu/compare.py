@@ -58,8 +58,8 @@ _KINDS = {
 }
 
 Goals: TypeAlias = Callable[[Training], tuple[Check, ...]]
-Trained: TypeAlias = tuple[Workload, Mode, str, int | None]
-"""Arguments of a Trainer: workload, mode, device, and the most bytes of it to use."""
+Trained: TypeAlias = tuple[Workload, Mode, str, int | None, bool]
+"""Arguments of a Trainer."""
 
 
 class Process(Worker[Trainer]):
@@ -86,6 +86,13 @@ class Contender:
     mode: Mode
     cap_bytes: int | None = None
     goals: Goals = no_goals
+    offloads_state: bool = False
+    """Whether the optimizer's state is in host memory between its steps."""
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        return self.mode.name + ", state offloaded" * self.offloads_state
 
 
 def compare(
@@ -211,8 +218,8 @@ class Comparison:
         self._process = None
 
     def _started(self, contender: Contender) -> Process:
-        device, cap = self.scale.device, contender.cap_bytes
-        return Process(self.patience, self.workload, contender.mode, device, cap)
+        device, cap, away = self.scale.device, contender.cap_bytes, contender.offloads_state
+        return Process(self.patience, self.workload, contender.mode, device, cap, away)
 
     def _row(self, contender: Contender, process: Process) -> Training:
         row = self._blank(contender)
@@ -315,7 +322,7 @@ class Comparison:
             self.end()
 
     def _blank(self, contender: Contender) -> Training:
-        name, mode = self.workload.name, contender.mode.name
+        name, mode = self.workload.name, contender.name
         return Training(workload=name, mode=mode, cap_bytes=contender.cap_bytes)
 
 

@@ -127,6 +127,21 @@ def lengths(scale: Scale, patience: Patience) -> Iterator[Row]:
     yield from compare(workload, SameGraph(), contenders, each, patience)
 
 
+def optimizer(scale: Scale, patience: Patience) -> Iterator[Row]:
+    """GPT-2 large with AdamW, whose state is on the device or in host memory between its steps."""
+    workload = Workload(network="gpt2-large", batch=8, adamw=True, bf16=True, tf32=True)
+
+    def contenders(in_core_bytes: int) -> Sequence[Contender]:
+        plain = Contender(Eager())
+        if not in_core_bytes:
+            return (_offloading(plain),)
+        cap = int(in_core_bytes * (SMALL_SHARE if scale.small else HALF))
+        planned = _outcore(DEFAULT_POLICY, cap, scale)
+        return (_offloading(plain), _offloading(planned), planned)
+
+    yield from compare(_sized(workload, scale), Eager(), contenders, scale, patience)
+
+
 def volumes(scale: Scale, patience: Patience) -> Iterator[Row]:
     """Single volumes that need more than the cap."""
     for workload in (
@@ -146,6 +161,11 @@ def _outcore(policy: str, cap_bytes: int, scale: Scale, goals: Goals = no_goals)
     """Outcore with the budget that it would find on a device of the cap's size."""
     budget = cap_bytes - cap_bytes // HEADROOM_DIVISOR
     return Contender(Outcore(policy, budget, host_budget=scale.host_bytes), cap_bytes, goals)
+
+
+def _offloading(contender: Contender) -> Contender:
+    """The same with the optimizer's state in host memory between its steps."""
+    return replace(contender, offloads_state=True)
 
 
 def _with_room(contender: Contender) -> Contender:

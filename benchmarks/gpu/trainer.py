@@ -16,7 +16,7 @@ from benchmarks.gpu.kept import files_of
 from benchmarks.gpu.workloads import Step, Workload
 from benchmarks.kit.digests import digests
 from benchmarks.kit.modes import Call, Mode, SameGraph
-from outcore import Backend
+from outcore import Backend, offload_optimizer
 from outcore.measure import metered, resident_bytes
 from outcore.runtime.graphs.status import State
 
@@ -29,7 +29,6 @@ MOST_PLANS = 3
 """How often it warms up: again if the plan was left in the last steps."""
 STEPS_TO_RECORD = 2
 """Steps until one is recorded: the first may be metered."""
-MOMENTUM = 0.9
 PROBE_SEED = 1
 PIECE = 1 << 24
 """Elements of the random vector that are made at once, as the device may have little memory left.
@@ -62,9 +61,9 @@ class Turn:
 class Trainer:
     """A workload under a mode, on a device of which it may use `cap_bytes` (None: all).
 
-    It uses the device from `warm_up` on. The optimizer keeps its momenta, and its learning rate is
-    zero. So every step is the same, and results of any two steps can be compared. (If lengths
-    differ, those with results have the same length.)
+    It uses the device from `warm_up` on. The optimizer keeps its state (away between its steps, if
+    `offloads_state`), and its learning rate is zero. So every step is the same, and results of any
+    two steps can be compared. (If lengths differ, those with results have the same length.)
     """
 
     instruments: Instruments
@@ -73,8 +72,16 @@ class Trainer:
     backend: Backend | None
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, workload: Workload, mode: Mode, device: str, cap_bytes: int | None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        mode: Mode,
+        device: str,
+        cap_bytes: int | None,
+        offloads_state: bool = False,  # noqa: FBT001, FBT002 - workers pass no keywords
+    ) -> None:
         self.workload, self.mode, self.kind, self.cap_bytes = workload, mode, device, cap_bytes
+        self.offloads_state = offloads_state
         self.steps = 0
         self._traced: Call | None = None
 
@@ -88,7 +95,9 @@ class Trainer:
             self.instruments.cap(self.cap_bytes)
         self.work = self.workload.build(self.instruments.device)
         self.call, self.backend = self.mode.apply(self.work.module)
-        self.optimizer = torch.optim.SGD(self.work.module.parameters(), 0.0, MOMENTUM)
+        self.optimizer = self.work.optimizer()
+        if self.offloads_state:
+            offload_optimizer(self.optimizer)
         seconds = self._settled(FEWEST_WARM_UPS)
         if self.backend is None:
             return tuple(seconds)

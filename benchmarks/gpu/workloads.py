@@ -16,6 +16,7 @@ from outcore.networks.spec import Batch
 Sizes = tuple[tuple[str, int], ...]
 SMALL_BATCH = 32
 SMALL_LENGTHS = 4
+MOMENTUM = 0.9
 STRIDE = 7
 """Lengths follow each other in another order than that of size."""
 
@@ -32,6 +33,8 @@ class Workload:
     """Options of the model."""
     lengths: int = 0
     """How many lengths take turns, so that hardly any returns; 0: all samples are as long."""
+    adamw: bool = False
+    """Whether the optimizer is AdamW; else SGD with momentum."""
     tf32: bool = False
     channels_last: bool = False
     bf16: bool = False
@@ -43,7 +46,12 @@ class Workload:
         """The name in tables."""
         words = [self.network, f"b{self.batch}", *(f"{n}={v}" for n, v in self.sizes)]
         words += [f"lengths={self.lengths}"] * bool(self.lengths)
-        flags = {"tf32": self.tf32, "channels_last": self.channels_last, "bf16": self.bf16}
+        flags = {
+            "tf32": self.tf32,
+            "channels_last": self.channels_last,
+            "bf16": self.bf16,
+            "adamw": self.adamw,
+        }
         return " ".join([*words, *(word for word, on in flags.items() if on)])
 
     @property
@@ -65,7 +73,7 @@ class Workload:
         if self.channels_last:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
             batch = replace(batch, inputs=tuple(map(_channels_last, batch.inputs)))
-        return Step(module, batch, spec.criterion, self.bf16, self.lengths)
+        return Step(module, batch, spec.criterion, self.bf16, self.lengths, self.adamw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,13 @@ class Step:
     criterion: Callable[[Any, tuple[Tensor, ...]], Tensor]
     bf16: bool
     lengths: int = 0
+    adamw: bool = False
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """One that leaves the weights as they are, in the time that it takes to change them."""
+        if self.adamw:
+            return torch.optim.AdamW(self.module.parameters(), 0.0)
+        return torch.optim.SGD(self.module.parameters(), 0.0, MOMENTUM)
 
     def loss(self, call: Callable[..., Any], number: int = 0) -> Tensor:
         """Run forward of step `number` through `call`, and return the loss."""

@@ -402,6 +402,19 @@ class TestCommand:
         assert "links" not in text
         assert str(tmp_path) not in file.read_text()
 
+    def test_rows_with_the_state_of_an_optimizer_away(self):
+        rows = BENCHMARKS["optimizer"].run(ON_CPU, Patience(None))
+        eager, away, ours_away, ours = (row for row in rows if isinstance(row, Training))
+        assert [row.mode for row in (eager, away, ours_away, ours)] == [
+            "eager",
+            "eager, state offloaded",
+            "outcore search, state offloaded",
+            "outcore search",
+        ]
+        assert away.unlike == ours_away.unlike == ours.unlike == 0
+        for here, there in ((eager, away), (ours, ours_away)):
+            assert (there.allocated_bytes or 0) < (here.allocated_bytes or 0)
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_without_a_gpu_it_says_what_to_do(self, capsys):
         with pytest.raises(SystemExit):
