@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -192,6 +193,15 @@ class TestWrap:
         expected = results(small().eval())
         assert len(set(expected)) == 2
         assert results(outcore.wrap(small(), "1GiB").eval()) == expected
+
+    def test_calls_leave_nothing_in_the_context_of_the_thread(self) -> None:
+        """A variable that is set there stays, even if nothing else refers to it any more."""
+        module = outcore.wrap(small(), "1GiB")
+        sizes = []
+        for _ in range(STEPS + 2):
+            mean_square(module(batch(0))).backward()
+            sizes.append(len(copy_context()))
+        assert sizes[-3:] == [sizes[-1]] * 3
 
     @pytest.mark.parametrize("done", [2, STEPS], ids=["profiling", "planned"])
     @pytest.mark.parametrize("apart", APART)

@@ -258,10 +258,7 @@ def noticing_changes() -> AbstractContextManager[None]:
     frozen, or are not any more: gradients would be missing. Settings belong to the process there,
     so there that one alone is changed.
     """
-    if not SETTINGS_OF_THREADS:
-        return _CHECKING_PARAMETERS
-    noticing: AbstractContextManager[None] = dynamo_config.patch(skip_nnmodule_hook_guards=False)
-    return noticing
+    return _CHECKING_HOOKS if SETTINGS_OF_THREADS else _CHECKING_PARAMETERS
 
 
 class _CheckingParameters(AbstractContextManager[None]):
@@ -287,6 +284,9 @@ class _CheckingParameters(AbstractContextManager[None]):
 
 
 _CHECKING_PARAMETERS = _CheckingParameters()
+
+_CHECKING_HOOKS: AbstractContextManager[None] = dynamo_config.patch(skip_nnmodule_hook_guards=False)
+"""One for all calls: where settings belong to threads, each would stay in its thread's context."""
 
 
 @contextmanager
