@@ -126,6 +126,15 @@ class TestRows:
         assert judged(one).checks == ()
         assert [check.met for check in at_least("of in-core", 0.9, 0.9)] == [True]
 
+    def test_steps_that_outcore_meters_reset_what_the_allocator_counts(self):
+        report = Report("pooch", "planned", 10, predicted_peak_bytes=8, measured_peak_bytes=9)
+        found = reported(row(allocated_bytes=5), report.to_dict())
+        assert (found.allocated_bytes, found.metered_peak_bytes) == (9, 9)
+        assert reported(row(allocated_bytes=11), report.to_dict()).allocated_bytes == 11
+        goals = {check.goal: check.met for check in judged(found).checks}
+        assert not goals["inside the predicted peak"]
+        assert not any("time" in goal for goal in goals), "none was measured"
+
     def test_where_the_time_of_a_recorded_step_went(self):
         link = LinkUse("out to host", 1, 8, 2.0, 4.0, measured_rate=3.0)
         report = Report(
