@@ -339,11 +339,13 @@ def _most_bytes(contender: Contender, in_core_bytes: int) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Why there are no figures, for a note. Unexpected errors are also printed in full."""
+    """Why there are no figures, for a note. What may be unexpected is also printed in full."""
     if isinstance(error, InfeasibleError):
         needed = format_bytes(error.floor_bytes)
         return f"infeasible: needs {needed} of {error.tier} memory for {error.op}"
     if isinstance(error, WorkerError) and error.kind in _KINDS:
+        if error.kind == worker.OUT_OF_MEMORY:
+            print(error, file=sys.stderr)  # where, and how much was there
         return _KINDS[error.kind]
     if isinstance(error, WorkerError | OutcoreError):
         print(error, file=sys.stderr)
