@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.kept import keep_in
 from benchmarks.gpu.machine import machine
 from benchmarks.gpu.plots import plot
-from benchmarks.gpu.scale import FULL, SMALL, Scale
+from benchmarks.gpu.scale import FULL, SMALL, SMALL_ON_GPU, Scale
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.gpu.training import failed, key
 from benchmarks.kit.command import Kit, run_kit
@@ -54,7 +54,8 @@ def _scale(given: argparse.Namespace) -> Scale:
     if given.keep is not None:
         keep_in(given.keep)
     host = None if given.host_budget is None else _host_bytes(given.host_budget)
-    return replace(SMALL if given.small else FULL, device=given.device, host_bytes=host)
+    small = SMALL if given.device == "cpu" else SMALL_ON_GPU
+    return replace(small if given.small else FULL, device=given.device, host_bytes=host)
 
 
 def _host_bytes(given: str) -> int:

@@ -214,7 +214,7 @@ def _resnet(scale: Scale, batch: int) -> Workload:
 
 
 def _sized(workload: Workload, scale: Scale) -> Workload:
-    return workload.tiny if scale.small else workload
+    return replace(workload.tiny, batch=scale.batches[0]) if scale.small else workload
 
 
 def _cap(scale: Scale, in_core_bytes: int) -> int:

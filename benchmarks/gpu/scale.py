@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GIB = 1 << 30
 
@@ -20,7 +20,8 @@ class Scale:
     host_bytes: int | None
     """outcore's `host_budget`; None means what it finds to be free."""
     batches: tuple[int, ...]
-    """Batches of ResNet-50: the first is compared with all peers, the others with few."""
+    """Batches of ResNet-50: the first is compared with all peers, the others with few. If `small`,
+    the first is also that of the other networks."""
     rounds: int
     steps: int
     """Steps in a row in each turn, between which the host does not wait."""
@@ -45,3 +46,7 @@ SMALL = Scale(
     rounds=3,
     steps=1,
 )
+
+SMALL_ON_GPU = replace(SMALL, batches=(256, 128))
+"""torch's allocator reserves pages of 20 MiB, and the libraries keep some 70 MiB: under a share of
+what a smaller batch needs, nothing runs."""

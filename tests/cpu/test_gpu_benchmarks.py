@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
@@ -18,8 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.gpu import trainer
-from benchmarks.gpu.command import main
+from benchmarks.gpu import questions, trainer
+from benchmarks.gpu.command import KIT, main
 from benchmarks.gpu.compare import (
     OUT_OF_MEMORY,
     SAMPLES,
@@ -353,7 +354,10 @@ class TestComparison:
             budget_bytes=1, floor_bytes=2**20, op="op 3", policy="", needed_bytes=2, tier="host"
         )
         assert reason(error) == "infeasible: needs 1.00 MiB of host memory for op 3"
-        assert reason(WorkerError("OutOfMemoryError", "")) == OUT_OF_MEMORY
+
+    def test_where_memory_ran_out_is_printed(self, capsys):
+        assert reason(WorkerError("OutOfMemoryError", "in this line")) == OUT_OF_MEMORY
+        assert "in this line" in capsys.readouterr().err
 
 
 def test_the_tests_of_a_gpu_need_pytest_and_torch_alone():
@@ -423,6 +427,15 @@ class TestCommand:
         assert away.unlike == ours_away.unlike == ours.unlike == 0
         for here, there in ((eager, away), (ours, ours_away)):
             assert (there.allocated_bytes or 0) < (here.allocated_bytes or 0)
+
+    @pytest.mark.parametrize(("device", "batch"), [("cpu", 32), ("cuda", 256)])
+    def test_tiny_networks_need_more_than_a_few_pages_of_a_gpu(self, device, batch, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        given = Namespace(device=device, small=True, keep=None, host_budget=None)
+        scale = KIT.scale(given)
+        assert (scale.device, scale.batches[0]) == (device, batch)
+        monkeypatch.setattr(questions, "compare", lambda workload, *_: [workload])
+        assert {each.batch for each in BENCHMARKS["decoder"].run(scale, Patience())} == {batch}
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_without_a_gpu_it_says_what_to_do(self, capsys):
