@@ -19,7 +19,13 @@ from outcore.optimizers.of_model import offloadable
 from outcore.runtime.backend import Backend
 from outcore.units import format_bytes
 from outcore.wrapping import compiled
-from outcore.wrapping.compiled import CompiledCalls, run_plain, users_frames, users_level
+from outcore.wrapping.compiled import (
+    CompiledCalls,
+    UntracedError,
+    run_plain,
+    users_frames,
+    users_level,
+)
 from outcore.wrapping.frozen import WATCHED, requires_gradient
 from outcore.wrapping.looking import Looking
 from outcore.wrapping.notes import (
@@ -33,6 +39,7 @@ from outcore.wrapping.notes import (
     UNCOMPILED,
     UNSEEN,
     UNSEEN_PART,
+    UNTRACED,
     listed,
 )
 from outcore.wrapping.outside_graphs import is_called_by_own, own, pieces, unseen
@@ -166,6 +173,23 @@ class CallWrapper:
             self._note(model, UNCALLED.format(model=type(model).__name__), aloud=True)
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the module as torch compiles it, or uncompiled if torch fails to trace it.
+
+        If the code or the inputs are wrong, that raises what plain PyTorch raises.
+        """
+        reason = ""
+        if not self._compiled.hopeless:
+            try:
+                return self._run_traced(model, args, kwargs)
+            except UntracedError as error:
+                reason = str(error)
+        results = self._run_uncompiled(model, args, kwargs)
+        if reason:
+            self._compiled.take_untraced()
+            self._note(model, UNTRACED.format(model=type(model).__name__, reason=reason), aloud=True)
+        return results
+
+    def _run_traced(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module as torch compiles it. Of what is raised, InfeasibleError says it all."""
         skipped = compiled.skipped()
         try:

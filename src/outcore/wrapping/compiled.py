@@ -18,6 +18,7 @@ from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import remove_from_cache
+from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.nn.modules import module as _module
@@ -43,6 +44,10 @@ TOLD = "torch.compiler.disable"
 TRACER = convert_frame.__file__
 """The file of torch's code that traces a function."""
 
+FAILURES = (TorchRuntimeError, InternalTorchDynamoError)
+"""What torch raises if it fails to trace code that it tries to compile: the code may be wrong, or
+torch."""
+
 NOT_TRACED = f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}"
 """Folders of code that torch never compiles by itself."""
 
@@ -59,6 +64,10 @@ SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
 for all instances of a class."""
 
 
+class UntracedError(Exception):
+    """torch failed to trace a call, of which nothing has run yet."""
+
+
 class CompiledCalls:
     """The calls of one module, compiled by torch for a Backend."""
 
@@ -67,6 +76,10 @@ class CompiledCalls:
         """Whether torch failed to compile code of the calls."""
         self.broke = False
         """Whether something ended a graph in the calls that was not meant to (`broken`)."""
+        self.hopeless = False
+        """Whether torch is not to try again to trace calls (`take_untraced`)."""
+        self._ran = False
+        """Whether a call has come to its end."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
         self._forwards: list[tuple[Callable[[], object], object]] = []
@@ -81,17 +94,25 @@ class CompiledCalls:
         finalize(self, weakly.take_back).atexit = False
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the module, with recurrent layers kept out of graphs. Raises what it raises."""
+        """Run the module, with recurrent layers kept out of graphs.
+
+        Raises what it raises, or UntracedError, which is then for the caller to run uncompiled.
+        """
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
         before, breaks = traced(), 0 if self.broke else broken()
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_changes(), own_globals():
-                return self._run(model, self._guarded(model), *args, **kwargs)
+                results = self._run(model, self._guarded(model), *args, **kwargs)
+            self._ran = True
+            return results
         except BaseException as error:
             if traced() > before:
                 self._trace_anew(error)
+            whole = not (self.broke or self.skipped or broken() > breaks)
+            if whole and isinstance(error, FAILURES):
+                raise UntracedError(_cause(error)) from None
             raise
         finally:
             if not self.broke and traced() > before:
@@ -120,6 +141,13 @@ class CompiledCalls:
         self.skipped = True
         SKIPPED.add(type(model))
 
+    def take_untraced(self) -> None:
+        """Note that a call that torch failed to trace ran uncompiled.
+
+        If torch has traced none so far, it need not try again in each call, which takes long.
+        """
+        self.hopeless = not self._ran
+
     def _trace_anew(self, error: BaseException) -> None:
         """Make torch forget the code that ran uncompiled when `error` was raised.
 
@@ -132,6 +160,13 @@ class CompiledCalls:
                 break
             if code is self._traced.__code__ or not code.co_filename.startswith(NOT_TRACED):
                 reset_code(code)
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong while torch traced, as torch's ops say it."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__ or error
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _forward_of(kind: type[nn.Module]) -> Any:

@@ -37,6 +37,11 @@ UNSEEN_PART = (
     "between calls"
 )
 
+UNTRACED = (
+    "torch.compile fails to trace {model}, which plain PyTorch runs, and the budget does not cover "
+    "that: {reason}"
+)
+
 UNCOMPILED = (
     "torch.compile does not compile the code that calls {names}: they run as plain PyTorch, and "
     "the budget does not cover them. TORCH_LOGS=graph_breaks shows why"
