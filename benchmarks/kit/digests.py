@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from torch import Tensor
 
 def digests(tensors: Iterable[Tensor]) -> tuple[str, ...]:
     """A digest of the bytes of each tensor."""
-    return tuple(map(_digest, tensors))
+    with ThreadPoolExecutor() as pool:  # hashing gigabytes takes seconds, without Python's lock
+        return tuple(pool.map(_digest, tensors))
 
 
 def differing(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> int:

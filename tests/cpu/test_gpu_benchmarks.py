@@ -202,11 +202,16 @@ class TestResults:
         exact = tensor.double().flatten()
         generator = torch.Generator().manual_seed(PROBE_SEED)
         vector = torch.cat([torch.randn(1000, generator=generator) for _ in range(3)])
-        found = trainer._result(tensor)
-        (digest,) = digests((tensor,))
-        assert found.digest == digest
+        found = trainer._result(tensor, "a")
+        assert found.digest == "a"
         assert found.norm == pytest.approx(float(exact.norm()), rel=1e-5)
         assert found.along == pytest.approx(float(exact @ vector.double()) / 3000**0.5, rel=1e-4)
+
+    def test_digests_are_in_the_order_of_the_tensors(self):
+        tensors = [torch.full((size,), size) for size in (1 << 16, 3, 1, 0)] * 5
+        found = digests(iter(tensors))
+        assert found == tuple(digests((tensor,))[0] for tensor in tensors)
+        assert len({*found}) == 4
 
     def test_they_are_taken_in_one_step(self):
         """The other steps show only which results are the same each time."""
