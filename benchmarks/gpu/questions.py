@@ -26,6 +26,9 @@ WORTH = 0.90
 IDLE = 1 / 1.01
 """Goal for the throughput if everything fits, relative to the same graph run by torch."""
 HALF, THIRD, QUARTER = 1 / 2, 1 / 3, 1 / 4
+UPDATED = 0.6
+"""The cap of a step with AdamW, relative to its in-core peak. torch's update has temporary tensors
+as large as the weights, next to weights, gradients and state: more than half of that peak."""
 COMPARED = ("search", "pooch", "swap-all", "superneurons", "window")
 """Policies to compare with the default one, as far as they exist."""
 LENGTHS = 20
@@ -135,7 +138,7 @@ def optimizer(scale: Scale, patience: Patience) -> Iterator[Row]:
         plain = Contender(Eager())
         if not in_core_bytes:
             return (_offloading(plain),)
-        cap = int(in_core_bytes * (SMALL_SHARE if scale.small else HALF))
+        cap = int(in_core_bytes * (SMALL_SHARE if scale.small else UPDATED))
         planned = _outcore(DEFAULT_POLICY, cap, scale)
         return (_offloading(plain), _offloading(planned), planned)
 

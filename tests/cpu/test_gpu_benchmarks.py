@@ -33,7 +33,7 @@ from benchmarks.gpu.compare import (
 from benchmarks.gpu.instruments import Memory, Peaks
 from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.plots import plot
-from benchmarks.gpu.scale import SMALL
+from benchmarks.gpu.scale import FULL, SMALL
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.gpu.trainer import (
     FEWEST_WARM_UPS,
@@ -77,6 +77,8 @@ TINY = Workload(network="two-heads", batch=4, small=True)
 ON_CPU = replace(SMALL, device="cpu", rounds=2)
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
+PEAK, WEIGHTS = 29_463_233_536, 774_030_080
+"""Bytes of a step of GPT-2 large with AdamW in-core, by torch's allocator, and its weights."""
 
 
 def row(**more) -> Training:
@@ -432,6 +434,21 @@ class TestCommand:
         assert away.unlike == ours_away.unlike == ours.unlike == 0
         for here, there in ((eager, away), (ours, ours_away)):
             assert (there.allocated_bytes or 0) < (here.allocated_bytes or 0)
+
+    def test_the_update_of_an_optimizer_fits_under_the_cap(self, monkeypatch):
+        """Weights, gradients, two tensors of state, and the temporary ones of torch's update."""
+        found: list[Contender] = []
+
+        def compare(_, __, contenders, *___):
+            found.extend(contenders(PEAK))
+            return iter(())
+
+        monkeypatch.setattr(questions, "compare", compare)
+        assert not [*BENCHMARKS["optimizer"].run(FULL, Patience())]
+        modes = [each.mode for each in found]
+        budgets = [mode.budget for mode in modes if isinstance(mode, Outcore)]
+        assert len(budgets) == 2
+        assert min(budgets) > 5 * 4 * WEIGHTS
 
     @pytest.mark.parametrize(("device", "batch"), [("cpu", 32), ("cuda", 256)])
     def test_tiny_networks_need_more_than_a_few_pages_of_a_gpu(self, device, batch, monkeypatch):
