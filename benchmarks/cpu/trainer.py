@@ -22,8 +22,9 @@ from outcore.measure import metered, resident_bytes
 
 FEWEST_WARM_UPS, MOST_WARM_UPS = 3, 12
 LAST_WARM_UPS = 2
-"""outcore's steps after the warm-up. A report ends the metering of a step before the optimizer's,
-so one more is metered, and memory that this takes is released as the next one begins."""
+"""Steps of outcore that end the warm-up. Reading a report ends the metering of its step before the
+optimizer runs. So the next step is metered again, and memory is released as the one after begins.
+"""
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 _CPU = torch.device("cpu")
 

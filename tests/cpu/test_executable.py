@@ -34,7 +34,7 @@ def test_a_program_with_variants_of_ops_is_refused_before_it_runs() -> None:
     assert error.detail == "variant 1 of op 3 aten.add.Tensor"
 
 
-def test_its_functions_are_freed_with_the_last_reference() -> None:
+def test_functions_of_a_program_are_freed_with_the_last_reference() -> None:
     """They refer to the whole program: until Python collects garbage, that is megabytes."""
     trace, machine = outcore.trace(nn.Linear(2, 2), torch.ones(2, 2)), outcore.preset("v100-pcie3")
     profile = outcore.estimate(trace, machine.hardware, machine.efficiency)

@@ -446,7 +446,7 @@ class TestCommand:
         monkeypatch.setattr(questions, "compare", compare)
         assert not [*BENCHMARKS["optimizer"].run(FULL, Patience())]
         modes = [each.mode for each in found]
-        budgets = [mode.budget for mode in modes if isinstance(mode, Outcore)]
+        budgets = [int(mode.budget) for mode in modes if isinstance(mode, Outcore)]
         assert len(budgets) == 2
         assert min(budgets) > 5 * 4 * WEIGHTS
 
@@ -457,7 +457,8 @@ class TestCommand:
         scale = KIT.scale(given)
         assert (scale.device, scale.batches[0]) == (device, batch)
         monkeypatch.setattr(questions, "compare", lambda workload, *_: [workload])
-        assert {each.batch for each in BENCHMARKS["decoder"].run(scale, Patience())} == {batch}
+        rows: list[Any] = [*BENCHMARKS["decoder"].run(scale, Patience())]
+        assert {each.batch for each in rows} == {batch}
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_without_a_gpu_it_says_what_to_do(self, capsys):

@@ -157,7 +157,11 @@ def test_the_state_of_optimizers_is_away_between_steps(tmp_path: Path) -> None:
     plain, module = Wide(), Wide()
     fit(tmp_path, plain)
     callback = LightningCallback("1GiB", offload_optimizer=True, spill_dir=tmp_path)
-    fit(tmp_path, module, callback, max_steps=STEPS).save_checkpoint(tmp_path / "it.ckpt")
+    trainer = fit(tmp_path, module, callback)
+    for optimizer in trainer.optimizers:
+        weight = optimizer.param_groups[0]["params"][0]
+        assert "'exp_avg': 'away'" in repr(optimizer.state[weight])
+    trainer.save_checkpoint(tmp_path / "it.ckpt")
     theirs = plain.state_dict()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in module.state_dict().items())
 

@@ -24,7 +24,7 @@ from outcore.errors import (  # noqa: E402 - as above
     WrapError,
 )
 from outcore.integrations import TransformersCallback  # noqa: E402 - as above
-from outcore.optimizers import is_offloaded  # noqa: E402 - as above
+from outcore.optimizers import is_offloaded, offloading  # noqa: E402 - as above
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*:UserWarning"
@@ -198,14 +198,14 @@ def test_the_state_of_the_optimizer_is_away_between_steps(tmp_path: Path) -> Non
     plain = trainer(tmp_path / "plain", Wide(), **arguments)
     plain.train()
     callback = TransformersCallback("1GiB", offload_optimizer=True, spill_dir=tmp_path)
-    ours = trainer(tmp_path / "ours", Wide(), callback, **arguments)
     for folder in (None, "plain", "ours"):
+        ours = trainer(tmp_path / "ours", Wide(), callback, **arguments)
         start = None if folder is None else str(tmp_path / folder / "checkpoint-4")
-        ours.train(resume_from_checkpoint=start)  # by another optimizer each time
+        ours.train(resume_from_checkpoint=start)
         assert same_parameters(ours.model, plain.model)
         assert losses(ours)[-4:] == losses(plain)[-4:]
         assert is_away(ours.optimizer.optimizer)
-    assert callback.report().state == "in-core"
+        assert folder or callback.report().state == "in-core"
 
 
 def test_the_state_of_an_optimizer_with_a_scaler_is_away_too(tmp_path: Path) -> None:
@@ -232,9 +232,26 @@ def test_an_optimizer_that_was_offloaded_before_stays_so(tmp_path: Path) -> None
     model = Wide()
     optimizer = torch.optim.AdamW(model.parameters())
     outcore.offload_optimizer(optimizer, slice_size="1MiB", spill_dir=tmp_path)
+    before = offloading._OFFLOADED[optimizer]
     callback = TransformersCallback("1GiB", offload_optimizer=True, link_limit="1GiB/s")
     callback.on_train_begin(None, None, None, optimizer=optimizer)
-    assert is_offloaded(optimizer)
+    assert offloading._OFFLOADED[optimizer] is before
+
+
+def test_options_for_the_state_of_the_optimizer(tmp_path: Path) -> None:
+    optimizer = torch.optim.AdamW(Wide().parameters())
+    options = {"slice_size": "2MiB", "spill_dir": tmp_path}
+    callback = TransformersCallback("1GiB", offload_optimizer=options, link_limit="1GiB/s")
+    callback.on_train_begin(None, None, None, optimizer=optimizer)
+    assert offloading._OFFLOADED[optimizer].stepping.slice_bytes == 2 << 20
+
+
+def test_a_model_is_not_wrapped_if_the_state_cannot_be_offloaded(tmp_path: Path) -> None:
+    model, callback = Wide(), TransformersCallback("1GiB", offload_optimizer=True)
+    with pytest.raises(WrapError, match=r"not a torch\.optim\.Optimizer"):
+        callback.on_train_begin(None, None, None, model=model, optimizer=object())
+    with pytest.raises(WrapError):
+        outcore.handle(model)
 
 
 def test_a_classifier_that_torch_compiles_again_at_step_2(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import StepLR
+from torch.testing._internal.two_tensor import TwoTensor
 
 import outcore
 from outcore import offload_optimizer, restore_optimizer
@@ -962,3 +963,15 @@ def test_a_budget_that_the_state_would_exceed() -> None:
         train(base + budget, away=False)
     found = train(base + budget, away=True)
     assert is_same(found, Training().run(8))
+
+
+def test_sharded_parameters_are_named() -> None:
+    """Their state is of their kind, and stays."""
+    weight = nn.Parameter(TwoTensor(torch.ones(WIDTH, WIDTH), torch.ones(WIDTH, WIDTH)))
+    optimizer = adamw([weight])
+    with pytest.warns(UserWarning, match="stays on the device: sharded tensors"):
+        offload_optimizer(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (weight * 2).sum().backward()
+        optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import outcore
+from outcore.errors import NotEngagedError
 from tests.cpu.training import Away, away, back, same
 
 MIB = 1 << 20
@@ -121,3 +123,65 @@ def test_what_comes_later_is_compiled(wrong: str, *, breaks: bool) -> None:
     after = compiled(), outcore.handle(module).engine.steps.calls
     assert after > before
     assert after[1] - before[1] == 2
+
+
+def test_wrong_inputs_raise_what_plain_pytorch_raises() -> None:
+    """torch's compiler would say the same in dozens of lines, and name its fake tensors."""
+    module = outcore.wrap(fresh(), budget=4 * MIB, strict=True)
+    for _ in range(2):  # before there is a graph, and once it is planned
+        with pytest.raises(
+            RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied"
+        ) as raised:
+            module(torch.ones(1024, 32))
+        assert type(raised.value) is RuntimeError
+        assert raised.value.__cause__ is None
+        assert raised.value.__context__ is None
+        train(module, PLANNED)
+    assert outcore.handle(module).report().state == "planned"
+
+
+@torch.library.custom_op("outcore_tests::untraced", mutates_args=())
+def untraced(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@untraced.register_fake
+def _untraced(_: Tensor) -> Tensor:
+    raise RuntimeError("fakes do not match")
+
+
+untraced.register_autograd(lambda _, gradient: gradient * 2)
+
+
+class Doubled(Layers):
+    """torch cannot trace it, but plain PyTorch runs it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = untraced(super().forward(x))
+        return doubled
+
+
+def test_what_torch_fails_to_trace_runs_as_plain_pytorch() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain = Doubled(breaks=False)
+    module = outcore.wrap(copy.deepcopy(plain), budget="1GiB")
+    with pytest.warns(UserWarning, match="fails to trace Doubled, .*: fakes do not match"):
+        found = train(module, 1)
+    before = counters["frames"]["total"]
+    found += train(module, PLANNED)
+    after = counters["frames"]["total"]
+    assert same(list(map(back, found)), list(map(back, train(plain, 1) + train(plain, PLANNED))))
+    train(module, 2)
+    assert counters["frames"]["total"] == after, "torch tries again and again"
+    assert after > before, "its layers are compiled"
+    report = outcore.handle(module).report()
+    assert any("compiled separately" in note for note in report.notes)
+    assert report.state == "in-core"
+
+
+def test_with_strict_what_torch_fails_to_trace_is_an_error() -> None:
+    torch._dynamo.reset()
+    module = outcore.wrap(Doubled(breaks=False), budget="1GiB", strict=True)
+    with pytest.raises(NotEngagedError, match="fails to trace Doubled"):
+        train(module, 1)

@@ -1,4 +1,4 @@
-"""link_tables: measure the times of copies over a link by a lane, and fit a link to such times."""
+"""link_tables: time copies through a lane, and fit a link to the times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LinkTable: TypeAlias = tuple[tuple[int, float], ...]
 
 _NBYTES = tuple(1 << shift for shift in range(16, 27, 2))
 """The sizes to try: 64 KiB to 64 MiB, each four times the previous one."""
-_SECONDS = 0.1
+_ENOUGH_SECONDS = 0.1
 """A size is timed again until its copies have taken this long in total, or often enough."""
 _FEWEST_REPEATS, _MOST_REPEATS = 2, 5
 _LEAST_SECONDS = 1e-9
@@ -120,7 +120,7 @@ def _median_seconds(copy: Callable[[], None]) -> float:
     times: list[float] = []
     while first < _PATIENCE_SECONDS and (
         len(times) < _FEWEST_REPEATS
-        or (len(times) < _MOST_REPEATS and first + sum(times) < _SECONDS)
+        or (len(times) < _MOST_REPEATS and first + sum(times) < _ENOUGH_SECONDS)
     ):
         times.append(_seconds(copy))
     return statistics.median(times or [first])

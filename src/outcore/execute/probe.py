@@ -65,7 +65,8 @@ def measure_queues(device: Device, largest_nbytes: int) -> QueueLinks:
     compute = _Compute(device, scratch)
     work = compute.lasting(sum(alone))
     busy = [_seconds(device, copy, then=work)[0] for copy in (out(sizes[-1]), into(sizes[-1]))]
-    ratios = (min(1.0, before / now) for before, now in zip(alone, busy, strict=True))
+    pairs = zip(alone, busy, strict=True)
+    ratios = (min(1.0, before / now) if before and now else 1.0 for before, now in pairs)
     return QueueLinks(LinkTables(copy_out, copy_in, duplex), *ratios)
 
 

@@ -19,7 +19,8 @@ from torch import nn
 
 from outcore.errors import MissingPackageError, NotEngagedError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.integrations.state import offload_state
+from outcore.integrations.state import Offloads, offload_state
+from outcore.optimizers import is_offloaded, restore_optimizer
 from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.wrapping import Session
 from outcore.wrapping.call_wrapper import WRAPPERS
@@ -55,7 +56,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
     or those named in `modules`, such as `("encoder", "head.last")`. Instead of a module that has no
     `forward`, such as a list, it wraps those inside.
     They share one budget. `options` are those of `outcore.Backend`; invalid ones raise what it
-    raises, at once. `offload_optimizer`: also do `outcore.offload_optimizer` with the optimizers.
+    raises, at once. `offload_optimizer`: also do `outcore.offload_optimizer` with the optimizers;
+    its options, if it is a mapping. Budgets are separate.
 
     `session` is the `outcore.Session` that does the work, from the start of training; None before.
     Training the same modules again keeps the session and its plans. For other modules, the callback
@@ -67,7 +69,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         budget: str | float | None = None,
         *,
         modules: Sequence[str] = (),
-        offload_optimizer: bool = False,
+        offload_optimizer: Offloads = False,
         **options: Unpack[Keywords],
     ) -> None:
         self._budget, self._options, self._offloads = budget, options, offload_optimizer
@@ -132,10 +134,23 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Offload the state of the optimizers, if that was asked for.
 
-        By now, a checkpoint is loaded. Raises WrapError if it cannot be offloaded.
+        A checkpoint is loaded before that. Raises WrapError if it cannot be offloaded.
         """
         for optimizer in trainer.optimizers if self._offloads else ():
-            offload_state(optimizer, self._options)
+            offload_state(optimizer, self._offloads, self._options)
+
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Offload it again: as training ends, Lightning reads all of it.
+
+        If it moved the model away from the device meanwhile, with the state, let that be.
+        """
+        device = trainer.strategy.root_device
+        for optimizer in trainer.optimizers if self._offloads else ():
+            groups = optimizer.param_groups
+            if all(p.device == device for group in groups for p in group["params"]):
+                offload_state(optimizer, self._offloads, self._options)
+            elif is_offloaded(optimizer):
+                restore_optimizer(optimizer)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

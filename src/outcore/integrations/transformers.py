@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from outcore.errors import MissingPackageError, WrapError
 from outcore.integrations.metrics import metrics
-from outcore.integrations.state import offload_state
+from outcore.integrations.state import Offloads, offload_state
 from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.wrapping import Session
 
@@ -39,14 +39,15 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     once. Under a launcher, each process has this budget. `attach` lets reporters see the metrics.
     Training the same model again keeps its plans. For another model, the previous one is unwrapped.
 
-    `offload_optimizer`: also do `outcore.offload_optimizer` with the optimizer of the Trainer.
+    `offload_optimizer`: also do `outcore.offload_optimizer` with the optimizer of the Trainer; its
+    options, if it is a mapping. Budgets are separate.
     """
 
     def __init__(
         self,
         budget: str | float | None = None,
         *,
-        offload_optimizer: bool = False,
+        offload_optimizer: Offloads = False,
         **options: Unpack[Keywords],
     ) -> None:
         self._budget, self._options, self._offloads = budget, options, offload_optimizer
@@ -91,16 +92,17 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         Raises WrapError if something else compiles or copies the model, or if the state cannot be
         offloaded.
         """
-        if model is not None:
-            self._wrap(args, model)
+        session = self._session
+        is_new = model is not None and (session is None or model not in session.wrapped)
+        if model is not None and is_new:
+            _refuse(args, model)
         if self._offloads and optimizer is not None:
             self._offload(optimizer)
+        if model is not None and is_new:
+            self._wrap(model)
 
-    def _wrap(self, args: Any, model: nn.Module) -> None:
+    def _wrap(self, model: nn.Module) -> None:
         session = self._session
-        if session is not None and model in session.wrapped:
-            return
-        _refuse(args, model)
         if session is not None:
             session.close()
         self._session = Session(self._budget, **self._options)
@@ -108,8 +110,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     def _offload(self, optimizer: Any) -> None:
         """Offload the state of the optimizer that is inside Accelerate's."""
-        offload_state(getattr(optimizer, "optimizer", optimizer), self._options)
-        if getattr(optimizer, "scaler", None) is not None:
+        inner = getattr(optimizer, "optimizer", optimizer)
+        offload_state(inner, self._offloads, self._options)
+        if inner is not optimizer and getattr(optimizer, "scaler", None) is not None:
             # Accelerate's optimizer notes the inner one's `step` as it is made: let it look again.
             optimizer.__setstate__(optimizer.__getstate__())
 

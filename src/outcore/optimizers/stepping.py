@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import optim
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from outcore.optimizers.parameter_state import ParameterState, is_plain
 from outcore.optimizers.places import Copy, Outer
 from outcore.optimizers.slices import Slice, has_slices, run_on, slices
 
 STAYS = "outcore: some of the state of {optimizer} stays on the device: {reason}"
+
+SHARDED = "sharded tensors (FSDP2, tensor parallelism) are not moved"
 
 ELSEWHERE = (
     "outcore: some of the state of {optimizer} stays on the device: it was offloaded for the "
@@ -206,6 +209,8 @@ class Stepping:
         reasons, self._reasons = self._reasons, []
         if reasons:
             self._tell(STAYS, optimizer=name, reason=reasons[0])
+        if any(is_traceable_wrapper_subclass(p) for group in groups for p in group["params"]):
+            self._tell(STAYS, optimizer=name, reason=SHARDED)
         if any(p.device != self.device for group in groups for p in group["params"]):
             self._tell(ELSEWHERE, optimizer=name, device=str(self.device))
 

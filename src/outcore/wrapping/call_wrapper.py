@@ -186,7 +186,8 @@ class CallWrapper:
         results = self._run_uncompiled(model, args, kwargs)
         if reason:
             self._compiled.take_untraced()
-            self._note(model, UNTRACED.format(model=type(model).__name__, reason=reason), aloud=True)
+            text = UNTRACED.format(model=type(model).__name__, reason=reason)
+            self._note(model, text, aloud=True)
         return results
 
     def _run_traced(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -228,7 +229,7 @@ class CallWrapper:
         this is the first step.
         """
         known = _known(model)
-        if self._inner or known is None or not self._compiled.skipped:
+        if self._inner or known is None or not self._compiled.skips:
             return
         plain = unseen(model, known, _compiled_by_others(model))
         plain += self._looking.take(model)
@@ -263,7 +264,7 @@ class CallWrapper:
         those that torch's own code calls. Otherwise torch may have been told to leave the caller
         uncompiled.
         """
-        skips, broke = self._compiled.skipped, self._compiled.broke
+        skips, broke = self._compiled.skips, self._compiled.broke
         return [path for path in plain if skips or (broke and is_called_by_own(model, path))]
 
     def _note_uncompiled(self, model: nn.Module) -> None:
@@ -307,7 +308,7 @@ class CallWrapper:
         elif not is_frozen:
             self._in_eval.stop()
             self.trained = True
-            tried = idle and (self._compiled.skipped or self._compiled.broke)
+            tried = idle and (self._compiled.skips or self._compiled.broke)
             parts = own(model, _compiled_by_others(model)) if tried else []
             self.calls_to_wait = CALLS_TO_WAIT if pieces(model, self._meant(model, parts)) else 0
             self._told = idle and not self.calls_to_wait

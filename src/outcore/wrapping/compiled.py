@@ -18,7 +18,7 @@ from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import remove_from_cache
-from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
+from torch._dynamo.exc import InternalTorchDynamoError, TorchDynamoException, TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.nn.modules import module as _module
@@ -47,6 +47,9 @@ TRACER = convert_frame.__file__
 FAILURES = (TorchRuntimeError, InternalTorchDynamoError)
 """What torch raises if it fails to trace code that it tries to compile: the code may be wrong, or
 torch."""
+
+UNTRACED = "outcore untraced"
+"""Our own counter, beside torch's: how often there was an UntracedError."""
 
 NOT_TRACED = f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}"
 """Folders of code that torch never compiles by itself."""
@@ -105,18 +108,19 @@ class CompiledCalls:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_changes(), own_globals():
                 results = self._run(model, self._guarded(model), *args, **kwargs)
-            self._ran = True
-            return results
         except BaseException as error:
             if traced() > before:
                 self._trace_anew(error)
-            whole = not (self.broke or self.skipped or broken() > breaks)
-            if whole and isinstance(error, FAILURES):
+            ran_some = self.broke or self.skips or broken() > breaks
+            if isinstance(error, FAILURES) and not ran_some:
+                counters[UNTRACED]["total"] += 1
                 raise UntracedError(_cause(error)) from None
             raise
         finally:
             if not self.broke and traced() > before:
                 self.broke = broken() > breaks
+        self._ran = True
+        return results
 
     def _guarded(self, model: nn.Module) -> str:
         """What torch should compile a call anew for, and does not check by itself."""
@@ -141,6 +145,11 @@ class CompiledCalls:
         self.skipped = True
         SKIPPED.add(type(model))
 
+    @property
+    def skips(self) -> bool:
+        """Whether torch failed to compile code of the calls, or the calls as a whole."""
+        return self.skipped or self.hopeless
+
     def take_untraced(self) -> None:
         """Note that a call that torch failed to trace ran uncompiled.
 
@@ -164,8 +173,9 @@ class CompiledCalls:
 
 def _cause(error: BaseException) -> str:
     """The first line of what went wrong while torch traced, as torch's ops say it."""
-    while error.__cause__ is not None or error.__context__ is not None:
-        error = error.__cause__ or error.__context__ or error
+    inner = error.__cause__ or error.__context__
+    if isinstance(error, TorchDynamoException) and inner is not None:
+        return _cause(inner)
     return str(error).partition("\n")[0] or type(error).__name__
 
 
@@ -280,9 +290,12 @@ def broken() -> int:
 
 
 def skipped() -> int:
-    """How many pieces of code torch failed to compile, usually for a graph break in a loop."""
+    """How many pieces of code torch failed to compile, usually for a graph break in a loop.
+
+    Without those that it failed to trace: it tries again.
+    """
     frames = counters["frames"]
-    return frames["total"] - frames["ok"]
+    return frames["total"] - frames["ok"] - counters[UNTRACED]["total"]
 
 
 def _apart() -> dict[str, Any]:

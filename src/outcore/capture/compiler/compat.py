@@ -286,7 +286,8 @@ class _CheckingParameters(AbstractContextManager[None]):
 _CHECKING_PARAMETERS = _CheckingParameters()
 
 _CHECKING_HOOKS: AbstractContextManager[None] = dynamo_config.patch(skip_nnmodule_hook_guards=False)
-"""One for all calls: where settings belong to threads, each would stay in its thread's context."""
+"""One for all calls: each would stay in its thread's context. It may be entered again, and by
+several threads, where settings belong to threads; elsewhere it is not used."""
 
 
 @contextmanager
