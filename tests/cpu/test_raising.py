@@ -185,3 +185,23 @@ def test_with_strict_what_torch_fails_to_trace_is_an_error() -> None:
     module = outcore.wrap(Doubled(breaks=False), budget="1GiB", strict=True)
     with pytest.raises(NotEngagedError, match="fails to trace Doubled"):
         train(module, 1)
+
+
+class Normalized(nn.Module):
+    """What torch fails to trace comes after code that has run by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = untraced(torch.compiler.disable(torch.tanh)(self.norm(x)))
+        return doubled
+
+
+def test_what_has_run_does_not_run_again() -> None:
+    torch._dynamo.reset()
+    module = outcore.wrap(Normalized(), budget="1GiB")
+    with pytest.raises(RuntimeError, match="fakes do not match"):
+        module(torch.rand(8, 64))
+    assert module.norm.num_batches_tracked == 1

@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
@@ -51,7 +52,9 @@ torch."""
 UNTRACED = "outcore untraced"
 """Our own counter, beside torch's: how often there was an UntracedError."""
 
-NOT_TRACED = f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}"
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+
+NOT_TRACED = TORCH, f"{Path(__file__).parents[1]}{os.sep}"
 """Folders of code that torch never compiles by itself."""
 
 MOST_COMPILED = 64
@@ -111,8 +114,7 @@ class CompiledCalls:
         except BaseException as error:
             if traced() > before:
                 self._trace_anew(error)
-            ran_some = self.broke or self.skips or broken() > breaks
-            if isinstance(error, FAILURES) and not ran_some:
+            if isinstance(error, FAILURES) and _is_of_whole_call(error):
                 counters[UNTRACED]["total"] += 1
                 raise UntracedError(_cause(error)) from None
             raise
@@ -169,6 +171,15 @@ class CompiledCalls:
                 break
             if code is self._traced.__code__ or not code.co_filename.startswith(NOT_TRACED):
                 reset_code(code)
+
+
+def _is_of_whole_call(error: BaseException) -> bool:
+    """Whether torch was tracing a call as a whole when it raised `error`: none of it has run."""
+    inner = islice(traceback.walk_tb(error.__traceback__), 1, None)
+    for name in (frame.f_code.co_filename for frame, _ in inner):
+        if name == TRACER or not name.startswith(TORCH):
+            return name == TRACER
+    return False
 
 
 def _cause(error: BaseException) -> str:
