@@ -187,15 +187,21 @@ def test_with_strict_what_torch_fails_to_trace_is_an_error() -> None:
         train(module, 1)
 
 
+class Apart(nn.Module):
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
 class Normalized(nn.Module):
     """What torch fails to trace comes after code that has run by then."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(64)
+        self.norm, self.apart = nn.BatchNorm1d(64), Apart()
 
     def forward(self, x: Tensor) -> Tensor:
-        doubled: Tensor = untraced(torch.compiler.disable(torch.tanh)(self.norm(x)))
+        doubled: Tensor = untraced(self.apart(self.norm(x)))
         return doubled
 
 
