@@ -13,6 +13,7 @@ import torch
 from benchmarks.gpu.kept import keep_in
 from benchmarks.gpu.machine import machine
 from benchmarks.gpu.plots import plot
+from benchmarks.gpu.processes import close_spares
 from benchmarks.gpu.scale import FULL, SMALL, SMALL_ON_GPU, Scale
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.gpu.training import failed, key
@@ -71,6 +72,11 @@ def _machine(machine: Saved) -> tuple[str, ...]:
     return str(machine["versions"]["torch"]), *(str(machine.get(name)) for name in names)
 
 
+def _finish(file: Path) -> None:
+    close_spares()
+    plot(file)
+
+
 KIT = Kit(
     name="gpu",
     description="Measure outcore on one GPU; it should have nothing else to do.",
@@ -78,7 +84,7 @@ KIT = Kit(
     scale=_scale,
     machine=machine,
     add_arguments=_add_arguments,
-    finish=plot,
+    finish=_finish,
     minutes=7.0,
     grace_seconds=45.0,
     resuming=Resuming(key=key, failed=failed, machine=_machine),

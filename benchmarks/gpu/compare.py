@@ -10,13 +10,12 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from benchmarks.gpu.kept import keep, keeps
 from benchmarks.gpu.machine import planner_compiled
+from benchmarks.gpu.processes import Process, trainer
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainer import Results, Trainer, Turn
 from benchmarks.gpu.training import (
@@ -38,7 +37,7 @@ from benchmarks.kit.modes import Mode, Outcore
 from benchmarks.kit.results import saved
 from benchmarks.kit.rounds import FEWEST_ROUNDS, Turns, take_turns
 from benchmarks.kit.rows import Check
-from benchmarks.kit.worker import Worker, WorkerError
+from benchmarks.kit.worker import WorkerError
 from outcore.errors import InfeasibleError, OutcoreError
 from outcore.units import format_bytes
 
@@ -49,8 +48,6 @@ FEWEST_STEPS = 2
 """Steps in each turn of the reference alone."""
 SAMPLES = 3
 """Steps of which results must agree to be compared with: atomics may agree by chance."""
-LONGEST_ANSWER = 180.0
-"""Seconds after which a process counts as hanging. To warm up takes longest, if plans are left."""
 _KINDS = {
     worker.OUT_OF_MEMORY: OUT_OF_MEMORY,
     "ImportError": "not installed",
@@ -58,20 +55,6 @@ _KINDS = {
 }
 
 Goals: TypeAlias = Callable[[Training], tuple[Check, ...]]
-Trained: TypeAlias = tuple[Workload, Mode, str, int | None, bool]
-"""Arguments of a Trainer."""
-
-
-class Process(Worker[Trainer]):
-    """A Trainer in a separate process, for as long as there is time."""
-
-    def __init__(self, patience: Patience, *trainer: *Trained) -> None:
-        self.patience = patience
-        super().__init__(Trainer, *trainer)
-
-    def answer_seconds(self) -> float:
-        """The longest that any request may take."""
-        return min(LONGEST_ANSWER, self.patience.left_seconds())
 
 
 def no_goals(_: Training) -> tuple[Check, ...]:
@@ -175,41 +158,21 @@ class Comparison:
         return all(map(self.knows, contenders(reference.get("allocated_bytes", 0))))
 
     def rows(self, contenders: Sequence[Contender]) -> Iterator[Training]:
-        """One row each. While one process is measured, the next one loads its libraries.
+        """One row each.
 
         The first one is measured in any case, until there is no time left at all.
         """
         planner_compiled()
-        with ThreadPoolExecutor(1) as pool:
-
-            def start(number: int) -> Future[Process] | None:
-                if number >= len(contenders):
-                    return None
-                return pool.submit(self._started, contenders[number])
-
-            started = start(0)
-            for number, contender in enumerate(contenders):
-                assert started is not None
-                current, started = started, start(number + 1)
-                self._left = contenders[number:]
-                try:
-                    process = current.result()
-                except (WorkerError, OutcoreError) as error:
-                    if number and self.patience.over():
-                        break
-                    yield replace(self._blank(contender), note=reason(error))
-                    continue
-                with process:
-                    if number and self.patience.over():  # a reference alone says nothing
-                        break
-                    try:
-                        row = self._row(contender, process)
-                    except Exception as error:  # noqa: BLE001 - the other rows should still run
-                        row = replace(self._blank(contender), note=reason(error))
-                    yield row
-            if started is not None:
-                with suppress(WorkerError, OutcoreError):
-                    started.result().close()
+        for number, contender in enumerate(contenders):
+            self._left = contenders[number:]
+            if number and self.patience.over():  # a reference alone says nothing
+                break
+            try:
+                with self._started(contender) as process:
+                    row = self._row(contender, process)
+            except Exception as error:  # noqa: BLE001 - the other rows should still run
+                row = replace(self._blank(contender), note=reason(error))
+            yield row
 
     def end(self) -> None:
         """End the reference's process. Calling this more than once is fine."""
@@ -218,8 +181,14 @@ class Comparison:
         self._process = None
 
     def _started(self, contender: Contender) -> Process:
-        device, cap, away = self.scale.device, contender.cap_bytes, contender.offloads_state
-        return Process(self.patience, self.workload, contender.mode, device, cap, away)
+        return trainer(
+            self.patience,
+            self.workload,
+            contender.mode,
+            self.scale.device,
+            contender.cap_bytes,
+            offloads_state=contender.offloads_state,
+        )
 
     def _row(self, contender: Contender, process: Process) -> Training:
         row = self._blank(contender)

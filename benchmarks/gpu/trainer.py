@@ -219,6 +219,11 @@ class Trainer:
         return report.state != State.PROFILING.value and report.measured_peak_bytes is not None
 
 
+def unmade() -> Trainer:
+    """A Trainer whose constructor is still to be called, in a process that is ready for it."""
+    return Trainer.__new__(Trainer)
+
+
 def _result(tensor: Tensor, digest: str) -> Result:
     """The figures are computed on the device, to within far less than is told apart."""
     flat = tensor.detach().flatten()

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.gpu import questions, trainer
+from benchmarks.gpu import processes, questions, trainer
 from benchmarks.gpu.command import KIT, main
 from benchmarks.gpu.compare import (
     OUT_OF_MEMORY,
@@ -33,6 +33,7 @@ from benchmarks.gpu.compare import (
 from benchmarks.gpu.instruments import Memory, Peaks
 from benchmarks.gpu.peers import SaveOnCpu, StreamOffload
 from benchmarks.gpu.plots import plot
+from benchmarks.gpu.processes import close_spares
 from benchmarks.gpu.scale import FULL, SMALL
 from benchmarks.gpu.table import BENCHMARKS
 from benchmarks.gpu.trainer import (
@@ -79,6 +80,12 @@ ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
 PEAK, WEIGHTS = 29_463_233_536, 774_030_080
 """Bytes of a step of GPT-2 large with AdamW in-core, by torch's allocator, and its weights."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    close_spares()
 
 
 def row(**more) -> Training:
@@ -226,6 +233,40 @@ class TestResults:
         process: Any = SimpleNamespace(ask=ask)
         assert _repeatable(process, Trainer.digests, ["a", "b"]) == {0: "a"}
         assert asked == [Trainer.digests] * (SAMPLES - 1)
+
+
+class TestProcesses:
+    def test_one_is_ready_before_it_is_needed(self):
+        close_spares()
+        first = trainer_of(TINY, Eager())
+        (ready,) = processes._spares
+        waiting = ready.result()
+        second = trainer_of(TINY, Eager())
+        try:
+            assert second is waiting
+            assert processes._spares != [ready]
+            assert len(second.ask(Trainer.warm_up)) >= FEWEST_ROUNDS
+        finally:
+            first.close()
+            second.close()
+        (ready,) = processes._spares
+        close_spares()
+        assert not processes._spares
+        assert not ready.result()._process.is_alive()
+
+    def test_one_that_dies_idle_is_replaced(self):
+        close_spares()
+        trainer_of(TINY, Eager()).close()
+        (ready,) = processes._spares
+        ready.result()._process.kill()
+        ready.result()._process.join()
+        with pytest.raises(WorkerError, match="exit code"):
+            trainer_of(TINY, Eager())
+        trainer_of(TINY, Eager()).close()
+
+
+def trainer_of(workload, mode):
+    return processes.trainer(Patience(), workload, mode, "cpu", None, offloads_state=False)
 
 
 class TestComparison:
