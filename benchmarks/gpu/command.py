@@ -72,11 +72,6 @@ def _machine(machine: Saved) -> tuple[str, ...]:
     return str(machine["versions"]["torch"]), *(str(machine.get(name)) for name in names)
 
 
-def _finish(file: Path) -> None:
-    close_spares()
-    plot(file)
-
-
 KIT = Kit(
     name="gpu",
     description="Measure outcore on one GPU; it should have nothing else to do.",
@@ -84,7 +79,7 @@ KIT = Kit(
     scale=_scale,
     machine=machine,
     add_arguments=_add_arguments,
-    finish=_finish,
+    finish=plot,
     minutes=7.0,
     grace_seconds=45.0,
     resuming=Resuming(key=key, failed=failed, machine=_machine),
@@ -97,4 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, text = asked(os.environ)
     if expands(text) is None:
         os.environ[name] = expanding(text)
-    run_kit(KIT, arguments)
+    try:
+        run_kit(KIT, arguments)
+    finally:
+        close_spares()

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from benchmarks.gpu.kept import keep, keeps
 from benchmarks.gpu.machine import planner_compiled
-from benchmarks.gpu.processes import Process, trainer
+from benchmarks.gpu.processes import Process, await_spare, trainer
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainer import Results, Trainer, Turn
 from benchmarks.gpu.training import (
@@ -243,6 +243,7 @@ class Comparison:
         failed: dict[str, WorkerError] | None = None,
         steps: int | None = None,
     ) -> dict[str, Turns[Turn]]:
+        await_spare(self.patience)
         steps = steps or self.scale.steps
         return take_turns(processes, Trainer.turn, rounds, steps, self.patience, failed)
 

@@ -5,7 +5,7 @@ To load them takes seconds, in which the device would have nothing to do.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from benchmarks.gpu.trainer import Trainer, unmade
@@ -13,7 +13,6 @@ from benchmarks.gpu.workloads import Workload
 from benchmarks.kit.benchmark import Patience
 from benchmarks.kit.modes import Mode
 from benchmarks.kit.worker import Worker, WorkerError
-from outcore.errors import OutcoreError
 
 LONGEST_ANSWER = 180.0
 """Seconds after which a process counts as hanging. To warm up takes longest, if plans are left."""
@@ -30,6 +29,10 @@ class Process(Worker[Trainer]):
         """The longest that any request may take."""
         return min(LONGEST_ANSWER, self.patience.left_seconds())
 
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.is_alive()
+
 
 _spares: list[Future[Process]] = []
 """The process that is next, if it was begun."""
@@ -45,11 +48,11 @@ def trainer(
     offloads_state: bool,
 ) -> Process:
     """Make a Trainer in the process that is ready, and begin another one. Raises as Worker."""
-    current = _spares.pop() if _spares else _begun()
-    _spares.append(_begun())
-    process = current.result()
-    process.patience = patience
+    process = _taken(patience)
     try:
+        if not process.lives():  # idle processes are what the system ends first
+            process.close()
+            process = _taken(patience)
         process.ask(Trainer.__init__, workload, mode, device, cap_bytes, offloads_state)
     except BaseException:
         process.close()
@@ -57,11 +60,30 @@ def trainer(
     return process
 
 
+def await_spare(patience: Patience) -> None:
+    """Wait until the next process has loaded its libraries: nothing is timed meanwhile."""
+    if _spares:
+        wait(_spares, timeout=min(LONGEST_ANSWER, patience.left_seconds()))
+
+
 def close_spares() -> None:
     """End the process that nobody took."""
     while _spares:
-        with suppress(WorkerError, OutcoreError):
+        with suppress(Exception):
             _spares.pop().result().close()
+
+
+def _taken(patience: Patience) -> Process:
+    if not _spares:
+        _spares.append(_begun())
+    await_spare(patience)
+    current = _spares[0]
+    if not current.done():
+        raise WorkerError("Timeout", "no process was ready in time")
+    _spares[:] = [_begun()]
+    process = current.result()
+    process.patience = patience
+    return process
 
 
 def _begun() -> Future[Process]:

@@ -9,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+THREADS = 4
+"""Each holds one tensor in host memory at a time."""
+
 
 def digests(tensors: Iterable[Tensor]) -> tuple[str, ...]:
     """A digest of the bytes of each tensor."""
-    with ThreadPoolExecutor() as pool:  # hashing gigabytes takes seconds, without Python's lock
+    with ThreadPoolExecutor(THREADS) as pool:  # hashing gigabytes takes seconds without the GIL
         return tuple(pool.map(_digest, tensors))
 
 

@@ -969,7 +969,7 @@ def test_sharded_parameters_are_named() -> None:
     """Their state is of their kind, and stays."""
     weight = nn.Parameter(TwoTensor(torch.ones(WIDTH, WIDTH), torch.ones(WIDTH, WIDTH)))
     optimizer = adamw([weight])
-    with pytest.warns(UserWarning, match="stays on the device: sharded tensors"):
+    with pytest.warns(UserWarning, match="that of tensor subclasses"):
         offload_optimizer(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._dynamo.utils import counters
 
 import outcore
 from outcore.errors import NotEngagedError
+from outcore.wrapping.compiled import MOST_FAILURES
 from tests.cpu.training import Away, away, back, same
 
 MIB = 1 << 20
@@ -211,3 +213,74 @@ def test_what_has_run_does_not_run_again() -> None:
     with pytest.raises(RuntimeError, match="fakes do not match"):
         module(torch.rand(8, 64))
     assert module.norm.num_batches_tracked == 1
+
+
+def test_what_torch_fails_to_trace_again_and_again_is_left_alone() -> None:
+    """After a graph was planned, too. It is told once, whatever the reason says each time."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    fickle = Fickle()
+    module = outcore.wrap(nn.Sequential(Layers(breaks=False), fickle), budget="1GiB")
+    train(module, 2)
+    fickle.fails = True
+    with pytest.warns(UserWarning, match="fails to trace Sequential") as told:
+        train(module, MOST_FAILURES + 1)
+    assert len([each for each in told if "fails to trace" in str(each.message)]) == 1
+    train(module, PLANNED)
+    before = counters["frames"]["total"]
+    train(module, 2)
+    assert counters["frames"]["total"] == before
+    report = outcore.handle(module).report()
+    assert len([note for note in report.notes if "fails to trace" in note]) == 1
+
+
+class Fickle(nn.Module):
+    fails = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            doubled: Tensor = untraced(x)
+            return doubled
+        return x * 2
+
+
+def test_with_strict_it_is_an_error_each_time() -> None:
+    torch._dynamo.reset()
+    module = outcore.wrap(Doubled(breaks=False), budget="1GiB", strict=True)
+    for _ in range(3):
+        with pytest.raises(NotEngagedError, match="fails to trace Doubled"):
+            train(module, 1)
+
+
+def test_a_call_that_torch_fails_to_trace_keeps_no_inputs() -> None:
+    torch._dynamo.reset()
+    module = outcore.wrap(Doubled(breaks=False).eval(), budget="1GiB")
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.ones(1024, 64)
+        held = weakref.ref(x)
+        with pytest.warns(UserWarning, match="fails to trace"):
+            module(x)
+        del x
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum(2)
+
+
+def test_errors_that_torch_passes_on_are_those_of_plain_pytorch_too() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(IndexError) as plain:
+        Summed()(torch.ones(2, 64))
+    with pytest.raises(IndexError) as ours:
+        outcore.wrap(Summed(), budget="1GiB")(torch.ones(2, 64))
+    assert str(ours.value) == str(plain.value)

@@ -136,7 +136,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
 
         A checkpoint is loaded before that. Raises WrapError if it cannot be offloaded.
         """
-        for optimizer in trainer.optimizers if self._offloads else ():
+        for optimizer in () if self._offloads is False else trainer.optimizers:
             offload_state(optimizer, self._offloads, self._options)
 
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
@@ -145,7 +145,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # its base class is kn
         If it moved the model away from the device meanwhile, with the state, let that be.
         """
         device = trainer.strategy.root_device
-        for optimizer in trainer.optimizers if self._offloads else ():
+        for optimizer in () if self._offloads is False else trainer.optimizers:
             groups = optimizer.param_groups
             if all(p.device == device for group in groups for p in group["params"]):
                 offload_state(optimizer, self._offloads, self._options)

@@ -96,7 +96,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         is_new = model is not None and (session is None or model not in session.wrapped)
         if model is not None and is_new:
             _refuse(args, model)
-        if self._offloads and optimizer is not None:
+        if self._offloads is not False and optimizer is not None:
             self._offload(optimizer)
         if model is not None and is_new:
             self._wrap(model)

@@ -22,7 +22,10 @@ from outcore.optimizers.slices import Slice, has_slices, run_on, slices
 
 STAYS = "outcore: some of the state of {optimizer} stays on the device: {reason}"
 
-SHARDED = "sharded tensors (FSDP2, tensor parallelism) are not moved"
+SHARDED = (
+    "outcore: some of the state of {optimizer} stays on the device: that of tensor subclasses, "
+    "such as FSDP2's DTensor, is not moved"
+)
 
 ELSEWHERE = (
     "outcore: some of the state of {optimizer} stays on the device: it was offloaded for the "
@@ -209,8 +212,9 @@ class Stepping:
         reasons, self._reasons = self._reasons, []
         if reasons:
             self._tell(STAYS, optimizer=name, reason=reasons[0])
-        if any(is_traceable_wrapper_subclass(p) for group in groups for p in group["params"]):
-            self._tell(STAYS, optimizer=name, reason=SHARDED)
+        trained = (p for group in groups for p in group["params"] if p.requires_grad)
+        if SHARDED not in self._told and any(map(is_traceable_wrapper_subclass, trained)):
+            self._tell(SHARDED, optimizer=name)
         if any(p.device != self.device for group in groups for p in group["params"]):
             self._tell(ELSEWHERE, optimizer=name, device=str(self.device))
 

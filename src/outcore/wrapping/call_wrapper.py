@@ -79,6 +79,8 @@ class CallWrapper:
         """Whether it was reported that training calls bring nothing to plan."""
         self._uncovered = ""
         """What was last reported of parts that run as plain PyTorch; empty if nothing was."""
+        self._untraced = ""
+        """What is told of calls that torch fails to trace; empty if there was none."""
         self.calls_to_wait = 0
         """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
         self._inner = inner
@@ -112,23 +114,30 @@ class CallWrapper:
         if self.trained and self._looking.found:
             self._take_found(model)
         trained, seen = self.trained, _seen(self.backend)
-        limits, skipped = compiled.limits(), compiled.skipped()
+        limits, skipped, untraced = compiled.limits(), compiled.skipped(), compiled.untraced()
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
         refused = limits < compiled.limits()
         if trained and self._starts_left and not refused and skipped < compiled.skipped():
+            self._compiled.take_skipped(model)
             self._start_over(model)
             return results
         if seen < _seen(self.backend):
             if refused:
                 self._note_unseen(model, results, UNSEEN_PART)
-        elif trained and self._is_training(model, results) and not self._told:
-            if not self.calls_to_wait:
-                self._note_unseen(model, results, UNSEEN)
-            self.calls_to_wait = max(0, self.calls_to_wait - 1)
+        elif trained and not (self._compiled.hopeless or untraced < compiled.untraced()):
+            self._count_idle(model, results)
         if not self._inner:
             self._looking.after_call(model, trained=self.trained)
         return results
+
+    def _count_idle(self, model: nn.Module, results: Any) -> None:
+        """Count a call that reached no graph, though torch failed at nothing as a whole."""
+        if self._told or not self._is_training(model, results):
+            return
+        if not self.calls_to_wait:
+            self._note_unseen(model, results, UNSEEN)
+        self.calls_to_wait = max(0, self.calls_to_wait - 1)
 
     def _start_over(self, model: nn.Module) -> None:
         """Look for parts to compile: from now on torch runs code of the model uncompiled.
@@ -137,7 +146,6 @@ class CallWrapper:
         next call shows which parameters the graphs that are left have.
         """
         self._starts_left -= 1
-        self._compiled.take_skipped(model)
         alone = (m for m in model.modules() if m is not model and m in WRAPPERS)
         kept = {id(parameter) for module in alone for parameter in module.parameters()}
         self.backend.parameters.forget({id(p) for p in model.parameters()} - kept)
@@ -177,17 +185,20 @@ class CallWrapper:
 
         If the code or the inputs are wrong, that raises what plain PyTorch raises.
         """
-        reason = ""
-        if not self._compiled.hopeless:
-            try:
-                return self._run_traced(model, args, kwargs)
-            except UntracedError as error:
-                reason = str(error)
+        if self._compiled.hopeless:
+            self._note(model, self._untraced, aloud=True)
+            return self._run_uncompiled(model, args, kwargs)
+        try:
+            return self._run_traced(model, args, kwargs)
+        except UntracedError as error:
+            text = UNTRACED.format(model=type(model).__name__, reason=str(error))
         results = self._run_uncompiled(model, args, kwargs)
-        if reason:
+        self._untraced = self._untraced or text
+        if self._is_training(model, results):
             self._compiled.take_untraced()
-            text = UNTRACED.format(model=type(model).__name__, reason=reason)
-            self._note(model, text, aloud=True)
+            if self._compiled.hopeless and self.trained and self._starts_left:
+                self._start_over(model)
+        self._note(model, self._untraced, aloud=True)
         return results
 
     def _run_traced(self, model: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -45,12 +45,15 @@ TOLD = "torch.compiler.disable"
 TRACER = convert_frame.__file__
 """The file of torch's code that traces a function."""
 
-FAILURES = (TorchRuntimeError, InternalTorchDynamoError)
-"""What torch raises if it fails to trace code that it tries to compile: the code may be wrong, or
-torch."""
+FAILURES = (TorchRuntimeError, InternalTorchDynamoError, IndexError, AssertionError)
+"""What torch raises if it fails to trace code: the code may be wrong, or torch. It passes some
+errors of the code on as they are."""
+
+MOST_FAILURES = 3
+"""After so many calls in a row that torch fails to trace, it is not to try again."""
 
 UNTRACED = "outcore untraced"
-"""Our own counter, beside torch's: how often there was an UntracedError."""
+"""Our own counter, how often there was an UntracedError. It is reset together with torch's."""
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
@@ -86,6 +89,8 @@ class CompiledCalls:
         """Whether torch is not to try again to trace calls (`take_untraced`)."""
         self._ran = False
         """Whether a call has come to its end."""
+        self._failures = 0
+        """Calls in a row that torch failed to trace."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
         self._forwards: list[tuple[Callable[[], object], object]] = []
@@ -116,12 +121,14 @@ class CompiledCalls:
                 self._trace_anew(error)
             if isinstance(error, FAILURES) and _is_of_whole_call(error):
                 counters[UNTRACED]["total"] += 1
-                raise UntracedError(_cause(error)) from None
+                reason = _cause(error)
+                _clear_frames(error)
+                raise UntracedError(reason) from None
             raise
         finally:
             if not self.broke and traced() > before:
                 self.broke = broken() > breaks
-        self._ran = True
+        self._ran, self._failures = True, 0
         return results
 
     def _guarded(self, model: nn.Module) -> str:
@@ -153,11 +160,13 @@ class CompiledCalls:
         return self.skipped or self.hopeless
 
     def take_untraced(self) -> None:
-        """Note that a call that torch failed to trace ran uncompiled.
+        """Note that a training call that torch failed to trace ran uncompiled.
 
-        If torch has traced none so far, it need not try again in each call, which takes long.
+        To try again takes long. So if it has traced none so far, or none of the last few, it is not
+        to try again.
         """
-        self.hopeless = not self._ran
+        self._failures += 1
+        self.hopeless = not self._ran or self._failures >= MOST_FAILURES
 
     def _trace_anew(self, error: BaseException) -> None:
         """Make torch forget the code that ran uncompiled when `error` was raised.
@@ -187,7 +196,15 @@ def _cause(error: BaseException) -> str:
     inner = error.__cause__ or error.__context__
     if isinstance(error, TorchDynamoException) and inner is not None:
         return _cause(inner)
-    return str(error).partition("\n")[0] or type(error).__name__
+    kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+    return kind + str(error).partition("\n")[0]
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Forget what the frames hold that `error` and those before it passed: inputs of the call."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _forward_of(kind: type[nn.Module]) -> Any:
@@ -303,10 +320,15 @@ def broken() -> int:
 def skipped() -> int:
     """How many pieces of code torch failed to compile, usually for a graph break in a loop.
 
-    Without those that it failed to trace: it tries again.
+    Without whole calls that it failed to trace.
     """
     frames = counters["frames"]
-    return frames["total"] - frames["ok"] - counters[UNTRACED]["total"]
+    return frames["total"] - frames["ok"] - untraced()
+
+
+def untraced() -> int:
+    """How many whole calls torch failed to trace."""
+    return counters[UNTRACED]["total"]
 
 
 def _apart() -> dict[str, Any]:
