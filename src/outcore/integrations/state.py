@@ -10,7 +10,7 @@ from outcore.optimizers import is_offloaded, offload_optimizer
 if TYPE_CHECKING:
     from outcore.runtime.settings.options import Keywords
 
-Offloads: TypeAlias = "bool | Mapping[str, Any]"
+Offloads: TypeAlias = bool | Mapping[str, Any]
 """Whether to offload the state of optimizers; or the options of `outcore.offload_optimizer`."""
 
 
