@@ -13,8 +13,16 @@ from outcore import worker
 
 CASES = Path(__file__).parent / "cases"
 GPU = Path(__file__).parent / "gpu"
-OTHERS_SET = ("PYTEST_", "KINETO_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_")
-"""How the names of environment variables begin that pytest, torch and scikit-learn set."""
+OTHERS_SET = (
+    "PYTEST_",
+    "KINETO_",
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "TRITON_",
+    "KMP_",
+    "CUBLAS_",
+)
+"""How the names of environment variables begin that pytest, torch, scikit-learn and MONAI set."""
 
 worker.IDLE_SECONDS = 120.0  # another planning process takes three seconds of a core
 
