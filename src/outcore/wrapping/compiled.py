@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -111,7 +112,7 @@ class CompiledCalls:
         """
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        before, breaks = traced(), 0 if self.broke else broken()
+        before, breaks, handled = traced(), 0 if self.broke else broken(), sys.exception()
         try:
             apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
             with apart, noticing_changes(), own_globals():
@@ -121,9 +122,7 @@ class CompiledCalls:
                 self._trace_anew(error)
             if isinstance(error, FAILURES) and _is_of_whole_call(error):
                 counters[UNTRACED]["total"] += 1
-                reason = _cause(error)
-                _clear_frames(error)
-                raise UntracedError(reason) from None
+                raise UntracedError(_cause_taken(error, handled)) from None
             raise
         finally:
             if not self.broke and traced() > before:
@@ -191,20 +190,21 @@ def _is_of_whole_call(error: BaseException) -> bool:
     return False
 
 
-def _cause(error: BaseException) -> str:
-    """The first line of what went wrong while torch traced, as torch's ops say it."""
-    inner = error.__cause__ or error.__context__
-    if isinstance(error, TorchDynamoException) and inner is not None:
-        return _cause(inner)
-    kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-    return kind + str(error).partition("\n")[0]
+def _cause_taken(error: BaseException, handled: BaseException | None) -> str:
+    """The first line of what led to `error`, as torch's ops say it.
 
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Forget what the frames hold that `error` and those before it passed: inputs of the call."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    What its frames hold is forgotten: they have the inputs of the call. `handled` came before it.
+    """
+    chain, found = [error], error.__cause__ or error.__context__
+    while found is not None and found is not handled:
+        chain.append(found)
+        found = found.__cause__ or found.__context__
+    for each in chain:
+        traceback.clear_frames(each.__traceback__)
+    plain = (each for each in chain if not isinstance(each, TorchDynamoException))
+    cause = next(plain, chain[-1])
+    kind = "" if isinstance(cause, RuntimeError) else f"{type(cause).__name__}: "
+    return kind + str(cause).partition("\n")[0]
 
 
 def _forward_of(kind: type[nn.Module]) -> Any:
