@@ -210,10 +210,10 @@ def test_the_state_of_the_optimizer_is_away_between_steps(tmp_path: Path) -> Non
 
 def test_the_state_of_an_optimizer_with_a_scaler_is_away_too(tmp_path: Path) -> None:
     """Accelerate's notes the inner one's step before the callback can change it."""
-    from accelerate.optimizer import AcceleratedOptimizer  # noqa: PLC0415 - it may be missing
-    from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
+    from accelerate import Accelerator  # noqa: PLC0415 - it may be missing
+    from accelerate.optimizer import AcceleratedOptimizer  # noqa: PLC0415 - as above
 
-    AcceleratorState(cpu=True)
+    Accelerator(cpu=True)
     weight = nn.Parameter(torch.ones(256, 256))
     inner = torch.optim.AdamW([weight])
     optimizer = AcceleratedOptimizer(inner, scaler=torch.amp.GradScaler("cpu"))
