@@ -21,7 +21,6 @@ from outcore.units import format_bytes
 from outcore.wrapping import compiled
 from outcore.wrapping.compiled import (
     CompiledCalls,
-    UntracedError,
     run_plain,
     users_frames,
     users_level,
@@ -43,6 +42,7 @@ from outcore.wrapping.notes import (
     listed,
 )
 from outcore.wrapping.outside_graphs import is_called_by_own, own, pieces, unseen
+from outcore.wrapping.untraced import untraced
 from outcore.wrapping.watches import EvalWatch, GradientWatch
 
 M = TypeVar("M", bound=nn.Module)
@@ -80,7 +80,7 @@ class CallWrapper:
         self._uncovered = ""
         """What was last reported of parts that run as plain PyTorch; empty if nothing was."""
         self._untraced = ""
-        """What is told of calls that torch fails to trace; empty if there was none."""
+        """What is told of code that torch fails to trace; empty if there was none."""
         self.calls_to_wait = 0
         """In how many further calls there may yet be something to plan (`CALLS_TO_WAIT`)."""
         self._inner = inner
@@ -114,7 +114,7 @@ class CallWrapper:
         if self.trained and self._looking.found:
             self._take_found(model)
         trained, seen = self.trained, _seen(self.backend)
-        limits, skipped, untraced = compiled.limits(), compiled.skipped(), compiled.untraced()
+        limits, skipped, failed = compiled.limits(), compiled.skipped(), untraced()
         run = self._run_compiled if trained else self._until_trained
         results = run(model, args, kwargs)
         refused = limits < compiled.limits()
@@ -125,7 +125,7 @@ class CallWrapper:
         if seen < _seen(self.backend):
             if refused:
                 self._note_unseen(model, results, UNSEEN_PART)
-        elif trained and not (self._compiled.hopeless or untraced < compiled.untraced()):
+        elif trained and not (self._compiled.hopeless or failed < untraced()):
             self._count_idle(model, results)
         if not self._inner:
             self._looking.after_call(model, trained=self.trained)
@@ -181,27 +181,24 @@ class CallWrapper:
             self._note(model, UNCALLED.format(model=type(model).__name__), aloud=True)
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the module as torch compiles it, or uncompiled if torch fails to trace it.
-
-        If the code or the inputs are wrong, that raises what plain PyTorch raises.
-        """
+        """Run the module as torch compiles it; what it fails to trace runs uncompiled."""
         if self._compiled.hopeless:
             self._note(model, self._untraced, aloud=True)
-            return self._run_uncompiled(model, args, kwargs)
-        try:
-            return self._run_traced(model, args, kwargs)
-        except UntracedError as error:
-            text = UNTRACED.format(model=type(model).__name__, reason=str(error))
-        results = self._run_uncompiled(model, args, kwargs)
-        self._untraced = self._untraced or text
-        if self._is_training(model, results):
-            self._compiled.take_untraced()
-            if self._compiled.hopeless and self.trained and self._starts_left:
-                self._start_over(model)
-        self._note(model, self._untraced, aloud=True)
+        results = self._run_noted(model, args, kwargs)
+        if self._compiled.untraced:
+            self._take_untraced(model, results)
         return results
 
-    def _run_traced(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _take_untraced(self, model: nn.Module, results: Any) -> None:
+        """Tell of code that torch failed to trace; look for parts to compile if that stays so."""
+        reason, name = self._compiled.untraced[0], type(model).__name__
+        self._untraced = self._untraced or UNTRACED.format(model=name, reason=reason)
+        self._compiled.take_untraced(training=self._is_training(model, results))
+        if self._compiled.hopeless and self.trained and self._starts_left:
+            self._start_over(model)
+        self._note(model, self._untraced, aloud=True)
+
+    def _run_noted(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module as torch compiles it. Of what is raised, InfeasibleError says it all."""
         skipped = compiled.skipped()
         try:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
@@ -20,7 +18,6 @@ from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import remove_from_cache
-from torch._dynamo.exc import InternalTorchDynamoError, TorchDynamoException, TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.nn.modules import module as _module
@@ -34,6 +31,7 @@ from outcore.capture import (
 )
 from outcore.errors import StepError
 from outcore.runtime.backend import Backend
+from outcore.wrapping.untraced import Untraced, noting_untraced, untraced
 
 Call = Callable[..., Any]
 
@@ -46,15 +44,9 @@ TOLD = "torch.compiler.disable"
 TRACER = convert_frame.__file__
 """The file of torch's code that traces a function."""
 
-FAILURES = (TorchRuntimeError, InternalTorchDynamoError, IndexError, AssertionError)
-"""What torch raises if it fails to trace code: the code may be wrong, or torch. It passes some
-errors of the code on as they are."""
-
 MOST_FAILURES = 3
-"""After so many calls in a row that torch fails to trace, it is not to try again."""
-
-UNTRACED = "outcore untraced"
-"""Our own counter, how often there was an UntracedError. It is reset together with torch's."""
+"""After so many training calls in a row in which torch fails to trace code, it is not to try again.
+"""
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
@@ -74,10 +66,6 @@ SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
 for all instances of a class."""
 
 
-class UntracedError(Exception):
-    """torch failed to trace a call, of which nothing has run yet."""
-
-
 class CompiledCalls:
     """The calls of one module, compiled by torch for a Backend."""
 
@@ -86,12 +74,14 @@ class CompiledCalls:
         """Whether torch failed to compile code of the calls."""
         self.broke = False
         """Whether something ended a graph in the calls that was not meant to (`broken`)."""
+        self._untraced = Untraced(again=False, handled=None)
+        """What torch failed to trace in the last call."""
         self.hopeless = False
-        """Whether torch is not to try again to trace calls (`take_untraced`)."""
+        """Whether torch is not to try again to trace such code (`take_untraced`)."""
         self._ran = False
-        """Whether a call has come to its end."""
+        """Whether torch has traced all of a call that came to its end."""
         self._failures = 0
-        """Calls in a row that torch failed to trace."""
+        """Training calls in a row in which torch failed to trace code."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
         self._forwards: list[tuple[Callable[[], object], object]] = []
@@ -106,28 +96,31 @@ class CompiledCalls:
         finalize(self, weakly.take_back).atexit = False
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the module, with recurrent layers kept out of graphs.
+        """Run the module, with recurrent layers kept out of graphs. Raises what it raises.
 
-        Raises what it raises, or UntracedError, which is then for the caller to run uncompiled.
+        What torch fails to trace runs uncompiled, also if the code or the inputs are wrong.
         """
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        before, breaks, handled = traced(), 0 if self.broke else broken(), sys.exception()
-        try:
-            apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
-            with apart, noticing_changes(), own_globals():
-                results = self._run(model, self._guarded(model), *args, **kwargs)
-        except BaseException as error:
-            if traced() > before:
-                self._trace_anew(error)
-            if isinstance(error, FAILURES) and _is_of_whole_call(error):
-                counters[UNTRACED]["total"] += 1
-                raise UntracedError(_cause_taken(error, handled)) from None
-            raise
-        finally:
-            if not self.broke and traced() > before:
-                self.broke = broken() > breaks
-        self._ran, self._failures = True, 0
+        before, breaks = traced(), 0 if self.broke else broken()
+        skips, apart = (
+            skipped(),
+            recurrent_apart() if self._is_recurrent else contextlib.nullcontext(),
+        )
+        noting = noting_untraced(again=self._ran and not self.hopeless)
+        with noting as self._untraced:
+            try:
+                with apart, noticing_changes(), own_globals():
+                    results = self._run(model, self._guarded(model), *args, **kwargs)
+            except BaseException as error:
+                if skipped() > skips or self._untraced.given_up:
+                    self._trace_anew(error)
+                raise
+            finally:
+                if not self.broke and traced() > before:
+                    self.broke = broken() > breaks
+        if not self.untraced:
+            self._ran, self._failures = True, 0
         return results
 
     def _guarded(self, model: nn.Module) -> str:
@@ -154,18 +147,26 @@ class CompiledCalls:
         SKIPPED.add(type(model))
 
     @property
+    def untraced(self) -> Sequence[str]:
+        """Why torch failed to trace code of the last call; empty if it did not."""
+        return self._untraced.reasons
+
+    @property
     def skips(self) -> bool:
-        """Whether torch failed to compile code of the calls, or the calls as a whole."""
+        """Whether torch failed to compile code of the calls."""
         return self.skipped or self.hopeless
 
-    def take_untraced(self) -> None:
-        """Note that a training call that torch failed to trace ran uncompiled.
+    def take_untraced(self, *, training: bool) -> None:
+        """Choose whether torch is to try again what it failed to trace in the last call.
 
-        To try again takes long. So if it has traced none so far, or none of the last few, it is not
-        to try again.
+        To try takes long. So if it has traced no call so far, or none of the last few training
+        calls, it is not to. Otherwise calls as a whole are tried again.
         """
-        self._failures += 1
-        self.hopeless = not self._ran or self._failures >= MOST_FAILURES
+        if training:
+            self._failures += 1
+            self.hopeless = not self._ran or self._failures >= MOST_FAILURES
+        if self._untraced.given_up and not self.hopeless:
+            reset_code(self._traced.__code__)
 
     def _trace_anew(self, error: BaseException) -> None:
         """Make torch forget the code that ran uncompiled when `error` was raised.
@@ -179,32 +180,6 @@ class CompiledCalls:
                 break
             if code is self._traced.__code__ or not code.co_filename.startswith(NOT_TRACED):
                 reset_code(code)
-
-
-def _is_of_whole_call(error: BaseException) -> bool:
-    """Whether torch was tracing a call as a whole when it raised `error`: none of it has run."""
-    inner = islice(traceback.walk_tb(error.__traceback__), 1, None)
-    for name in (frame.f_code.co_filename for frame, _ in inner):
-        if name == TRACER or not name.startswith(TORCH):
-            return name == TRACER
-    return False
-
-
-def _cause_taken(error: BaseException, handled: BaseException | None) -> str:
-    """The first line of what led to `error`, as torch's ops say it.
-
-    What its frames hold is forgotten: they have the inputs of the call. `handled` came before it.
-    """
-    chain, found = [error], error.__cause__ or error.__context__
-    while found is not None and found is not handled:
-        chain.append(found)
-        found = found.__cause__ or found.__context__
-    for each in chain:
-        traceback.clear_frames(each.__traceback__)
-    plain = (each for each in chain if not isinstance(each, TorchDynamoException))
-    cause = next(plain, chain[-1])
-    kind = "" if isinstance(cause, RuntimeError) else f"{type(cause).__name__}: "
-    return kind + str(cause).partition("\n")[0]
 
 
 def _forward_of(kind: type[nn.Module]) -> Any:
@@ -320,15 +295,10 @@ def broken() -> int:
 def skipped() -> int:
     """How many pieces of code torch failed to compile, usually for a graph break in a loop.
 
-    Without whole calls that it failed to trace.
+    Without those that it failed to trace.
     """
     frames = counters["frames"]
     return frames["total"] - frames["ok"] - untraced()
-
-
-def untraced() -> int:
-    """How many whole calls torch failed to trace."""
-    return counters[UNTRACED]["total"]
 
 
 def _apart() -> dict[str, Any]:

@@ -38,8 +38,8 @@ UNSEEN_PART = (
 )
 
 UNTRACED = (
-    "torch.compile fails to trace {model}, which plain PyTorch runs, and the budget does not cover "
-    "that: {reason}"
+    "torch.compile fails to trace code of {model}: {reason}. That code runs as plain PyTorch, and "
+    "the budget does not cover it; what it calls is planned separately, if torch can trace that"
 )
 
 UNCOMPILED = (

@@ -15,7 +15,12 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, TorchDynamoException
+from torch._dynamo.exc import (
+    RestartAnalysis,
+    ShortenTraceback,
+    TorchDynamoException,
+    UncapturedHigherOrderOpError,
+)
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackStateManager
 from torch._functorch import config, partitioners
 from torch._functorch.aot_autograd import aot_function
@@ -53,6 +58,7 @@ __all__ = [
     "RestartAnalysis",
     "ShortenTraceback",
     "TorchDynamoException",
+    "UncapturedHigherOrderOpError",
     "UnsupportedFakeTensorException",
     "aot_autograd",
     "aot_function",
@@ -258,22 +264,29 @@ def noticing_changes() -> AbstractContextManager[None]:
     frozen, or are not any more: gradients would be missing. Settings belong to the process there,
     so there that one alone is changed.
     """
-    return _CHECKING_HOOKS if SETTINGS_OF_THREADS else _CHECKING_PARAMETERS
+    return _CHECKING
 
 
-class _CheckingParameters(AbstractContextManager[None]):
+def leaving_uncompiled() -> AbstractContextManager[None]:
+    """Let dynamo run uncompiled any code that it fails to trace, whatever the error.
+
+    By default it raises most errors. If the code is wrong, plain PyTorch raises its own error.
+    """
+    return _LEAVING_UNCOMPILED
+
+
+class _Setting(AbstractContextManager[None]):
     """Changes a setting of the process as long as any thread is in this context."""
 
-    setting = "skip_tensor_guards_with_matching_dict_tags"
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.RLock(), 0, True
+    def __init__(self, setting: str, *, value: bool) -> None:
+        self.setting, self.value = setting, value
+        self._lock, self._inside, self._before = threading.RLock(), 0, value
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
                 self._before = getattr(dynamo_config, self.setting)
-                setattr(dynamo_config, self.setting, False)
+                setattr(dynamo_config, self.setting, self.value)
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -283,11 +296,25 @@ class _CheckingParameters(AbstractContextManager[None]):
                 setattr(dynamo_config, self.setting, self._before)
 
 
-_CHECKING_PARAMETERS = _CheckingParameters()
+def _setting(setting: str, *, value: bool) -> AbstractContextManager[None]:
+    """A context for all calls of all threads, also within each other.
 
-_CHECKING_HOOKS: AbstractContextManager[None] = dynamo_config.patch(skip_nnmodule_hook_guards=False)
-"""One for all calls: each would stay in its thread's context. It may be entered again, and by
-several threads, where settings belong to threads; elsewhere it is not used."""
+    There is one for each setting: where settings belong to threads, each context that a thread has
+    entered stays with it.
+    """
+    if SETTINGS_OF_THREADS:
+        changed: AbstractContextManager[None] = dynamo_config.patch(setting, value)
+        return changed
+    return _Setting(setting, value=value)
+
+
+_CHECKING = _setting(
+    "skip_nnmodule_hook_guards"
+    if SETTINGS_OF_THREADS
+    else "skip_tensor_guards_with_matching_dict_tags",
+    value=False,
+)
+_LEAVING_UNCOMPILED = _setting("suppress_errors", value=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from outcore.capture.compiler.compat import (
     ShortenTraceback,
     TorchDynamoException,
+    UncapturedHigherOrderOpError,
     UnsupportedFakeTensorException,
 )
 from outcore.errors import CaptureError, OutcoreError
@@ -24,8 +25,9 @@ def passing() -> Iterator[None]:
     """Let outcore's errors reach the caller of a compiled function as what they are.
 
     Dynamo turns any exception of a backend into BackendCompilerFailed, except its own
-    ShortenTraceback. So what is raised has a class that is both: outcore's by name and fields, and
-    a ShortenTraceback.
+    ShortenTraceback, and leaves uncompiled what raises any, if it is told to
+    (`leaving_uncompiled`), except UncapturedHigherOrderOpError. So what is raised has a class that
+    is all three: outcore's by name and fields, and these two.
     """
     try:
         yield
@@ -63,13 +65,15 @@ def _passed(error: OutcoreError) -> OutcoreError:
 
 @cache
 def _both(kind: type[OutcoreError]) -> type[OutcoreError]:
-    """A class that is both `kind` and dynamo's, named like `kind`; its pickles are plain `kind`."""
+    """A class that is `kind` and dynamo's two, named like `kind`; its pickles are plain `kind`."""
 
     def reduced(error: Any) -> tuple[Callable[..., OutcoreError], tuple[()]]:
         return partial(kind, **{f.name: getattr(error, f.name) for f in fields(kind)}), ()  # type: ignore[arg-type]  # each kind is a dataclass
 
     names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": reduced}
     made: type[OutcoreError] = new_class(
-        kind.__name__, (kind, ShortenTraceback), exec_body=lambda space: space.update(names)
+        kind.__name__,
+        (kind, ShortenTraceback, UncapturedHigherOrderOpError),
+        exec_body=lambda space: space.update(names),
     )
     return made
