@@ -12,24 +12,28 @@ import threading
 import time
 import warnings
 import weakref
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from outcore import Backend
 from outcore.errors import SpillError, StepError, VerifyError
 from outcore.execute.arena import Arena
 from outcore.execute.cpu import COPY_IN_OVERHEAD_BYTES, CpuDriver
-from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, region_nbytes
+from outcore.execute.disk import MEMORY_ALIGNMENT_BYTES, SpillFile, region_nbytes
 from outcore.execute.driver import CopySpan, Region
 from outcore.ir.hardware import Tier
-from outcore.measure import metered
+from outcore.ir.program import Copy, Stream
+from outcore.measure import metered, resident_bytes
 from tests.cpu.ending import ends_in_a_fork, workers, workers_end
 from tests.cpu.storages import random_storage, region_of, regions_of, same
+from tests.cpu.training import PROFILED_STEPS
 
 DTYPES = (
     torch.float32,
@@ -208,6 +212,83 @@ def test_an_io_error_surfaces_at_the_wait(driver, tmp_path, monkeypatch, name):
     lane.wait(handle)
     assert same(tensor, copy)
     lane.close()
+
+
+def failing_in(monkeypatch, name, copy):
+    """Let the copy with this number (from 0) fail, of those that `SpillFile.<name>` makes."""
+    real, calls = getattr(SpillFile, name), count()
+
+    def call(*args):
+        if next(calls) == copy:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield from real(*args)
+
+    monkeypatch.setattr(SpillFile, name, call)
+
+
+def test_a_wait_for_a_later_copy_in_tells_of_an_earlier_one(driver, monkeypatch):
+    """Programs leave out waits that a later one implies."""
+    first, second = torch.randn(100), torch.randn(100)
+    lane = driver.open_lane(regions_of(first, second))
+    away = [lane.copy_out(first, 0), lane.copy_out(second, 1)]
+    failing_in(monkeypatch, "read", 0)
+    handles = [lane.copy_in(region, *away)[1] for region in range(2)]
+    with pytest.raises(SpillError, match=r"copy in of region 0 .*: Input/output error"):
+        lane.wait(handles[1])
+    lane.close()
+
+
+def test_what_was_not_written_cannot_be_read(driver, monkeypatch):
+    """Though nothing has waited for the copy out: an earlier step left other bytes there."""
+    first, second = torch.randn(100), torch.randn(100)
+    lane = driver.open_lane(regions_of(first, second))
+    failing_in(monkeypatch, "write", 0)
+    away = [lane.copy_out(first, 0), lane.copy_out(second, 1)]
+    lane.wait(away[1])
+    _, handle = lane.copy_in(0)
+    with pytest.raises(SpillError, match=r"copy in of region 0 .*: Input/output error"):
+        lane.wait(handle)
+    lane.close()
+
+
+class Attention(nn.Module):
+    """Its backward op reads four tensors at once, which all were offloaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        heads = [layer(x).view(64, 32, 4, 16).transpose(1, 2) for layer in self.layers]
+        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2) + x
+
+
+@pytest.mark.parametrize("name", ["write", "read"])
+def test_no_copy_of_a_step_fails_unnoticed(monkeypatch, name):
+    torch.manual_seed(0)
+    module = nn.Sequential(*(Attention() for _ in range(3)))
+    x = torch.randn(64, 32, 64)
+    budget = resident_bytes(torch.device("cpu")) + (7 << 20)
+    backend = Backend(budget=budget, policy="swap-all", drift="off")
+    call = torch.compile(module, backend=backend)
+
+    def step():
+        module.zero_grad()
+        call(x).square().mean().backward()
+
+    for _ in range(PROFILED_STEPS):
+        step()
+    (graph,) = backend.engine.graphs
+    stream = Stream.OUT if name == "write" else Stream.IN
+    body = graph.planned.program.body
+    copies = sum(isinstance(i.action, Copy) and i.stream is stream for i in body)
+    assert copies >= 8
+    for copy in range(copies):
+        with monkeypatch.context() as patched:
+            failing_in(patched, name, copy)
+            with pytest.raises(SpillError, match="Input/output error"):
+                step()
+    backend.close()
 
 
 def test_a_full_disk_is_told_before_anything_is_copied(driver, monkeypatch):

@@ -236,6 +236,24 @@ def test_a_limit_of_a_users_files_is_told(tmp_path, monkeypatch):
     file.close()
 
 
+def test_a_file_system_that_cannot_reserve_space_is_written_to(tmp_path, monkeypatch):
+    """The C library then writes single bytes, which is refused without the page cache."""
+    file, real, direct = SpillFile(tmp_path), os.posix_fallocate, []
+
+    def written(fd, offset, nbytes):
+        direct.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        if direct[-1]:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", written)
+    assert file.take(1 << 20) == 0
+    assert os.fstat(file.fd).st_size == 1 << 20
+    assert direct == ([True, False] if file.direct else [False])
+    assert bool(fcntl.fcntl(file.fd, fcntl.F_GETFL) & os.O_DIRECT) == file.direct
+    file.close()
+
+
 def test_a_disk_without_one_free_block_is_told(tmp_path, monkeypatch):
     def full(fd, views, offset):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -652,3 +652,42 @@ def test_ops_with_effects_move_nothing_out_of_order() -> None:
     assert same(trained(backend), trained("aot_eager"))
     counts = backend.report().counts
     assert counts.offload + counts.recompute
+
+
+@torch.library.custom_op("outcore_tests::named", mutates_args=())
+def named(x: Tensor, how: str) -> Tensor:
+    return x * 2
+
+
+named.register_fake(lambda x, _: torch.empty_like(x))
+named.register_autograd(
+    lambda ctx, gradient: (named(gradient, ctx.how), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "how", inputs[1]),
+)
+
+
+class Named(nn.Module):
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names, self.layer = names, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.names:
+            x = torch.tanh(named(self.layer(x), name))
+        return x
+
+
+def test_text_that_ops_get_is_no_name_of_a_tensor() -> None:
+    """Though it looks like one in generated code, whose names are `s` and a number."""
+    torch.manual_seed(0)
+    names = [f"{letter}{number}" for letter in "skr" for number in range(0, 60, 2)]
+    module = Named([*names, "it's s3", 'a "k4" \\', "\\"])
+    backend = Backend(budget="1GiB", policy="keep-all", strict=True)
+    call, x = torch.compile(module, backend=backend), torch.randn(4, 8)
+    seen = []
+    for run in (module, call):
+        for _ in range(STEPS):
+            module.zero_grad()
+            norm_of(run(x)).backward()
+        seen.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+    assert same([seen[0]], [seen[1]])

@@ -56,7 +56,7 @@ class LaneOwner(Protocol):
 class CpuLane(FileRoom):
     """The room of one outstanding step in the file (`driver.Lane`)."""
 
-    __slots__ = ("_copies", "_residues", "driver")
+    __slots__ = ("_copies", "_reads", "_residues", "_written", "driver")
 
     def __init__(
         self,
@@ -70,6 +70,10 @@ class CpuLane(FileRoom):
         self.driver = driver
         self._copies: deque[CopyJob] = deque()
         """Copies in order of issue. Those at the head may be done already."""
+        self._reads: deque[CopyJob] = deque()
+        """Copies in of which it is not known yet whether they failed, in order of issue."""
+        self._written: dict[int, CopyJob] = {}
+        """Region -> the last copy that was to write it."""
         self._residues: dict[int, int] = {}
         """Region -> address of the storage that was copied to it, modulo the alignment of
         memory."""
@@ -87,7 +91,7 @@ class CpuLane(FileRoom):
         self.driver.check_resident()
         address = storage.data_ptr()
         self._residues[region] = address % MEMORY_ALIGNMENT_BYTES
-        copy = CopyJob(self, "out", region, address, storage, after)
+        copy = self._written[region] = CopyJob(self, "out", region, address, storage, after)
         self._issue(copy)
         return copy
 
@@ -98,8 +102,20 @@ class CpuLane(FileRoom):
         self.driver.check_resident()
         tensor = _empty(self.regions[region], self._residues[region])
         copy = CopyJob(self, "in", region, tensor.untyped_storage().data_ptr(), tensor, after)
+        copy.written = self._written.get(region)
+        self._reads.append(copy)
         self._issue(copy)
         return tensor, copy
+
+    def wait(self, handle: CopyJob) -> None:
+        """Return once the copy is done.
+
+        Raises as `FileRoom.wait`, for copies in before it, too: programs leave out waits that a
+        later one implies.
+        """
+        super().wait(handle)
+        while self._reads and self._reads[0].kept is None:
+            super().wait(self._reads.popleft())
 
     def discard(self, tensor: torch.Tensor) -> None:
         """Do nothing: memory is freed with its last reference."""

@@ -205,7 +205,7 @@ class SpillFile:
                 budget_bytes=self.budget_bytes,
             )
         try:
-            os.posix_fallocate(self.fd, end, more)
+            self._allocate(end, more)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.fd, end)
@@ -214,6 +214,24 @@ class SpillFile:
             raise self.error(reason, more) from error
         self.nbytes = end + more
         self._give(end, self.nbytes)
+
+    def _allocate(self, start: int, nbytes: int) -> None:
+        """Take disk space from `start` on. Raises OSError.
+
+        Where a file system has no call for it, the C library writes a byte into each block, which
+        only the page cache takes.
+        """
+        try:
+            os.posix_fallocate(self.fd, start, nbytes)
+        except OSError as error:
+            if not self.direct or error.errno != errno.EINVAL:
+                raise
+            flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
+            fcntl.fcntl(self.fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            try:
+                os.posix_fallocate(self.fd, start, nbytes)
+            finally:
+                fcntl.fcntl(self.fd, fcntl.F_SETFL, flags)
 
     def _give(self, start: int, stop: int) -> None:
         """Add a range to the free ones, and merge neighbors."""

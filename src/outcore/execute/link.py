@@ -104,6 +104,7 @@ class CopyJob:
         "lane",
         "ready_seconds",
         "region",
+        "written",
     )
 
     def __init__(
@@ -121,6 +122,8 @@ class CopyJob:
         """`address`: of the memory that the bytes are read from or written to."""
         self.kept: torch.Tensor | torch.UntypedStorage | None = kept
         """Keeps the memory at `address` alive until the copy is done."""
+        self.written: CopyJob | None = None
+        """The copy that wrote what this one reads; it is over before this one begins."""
         self.after = after
         """Copies that must be done before this one begins."""
         self.ready_seconds = time.perf_counter()
@@ -161,7 +164,7 @@ class CopyJob:
         """Mark the copy as done."""
         # Before `done` is released: after that, the compute thread relies on its `del` to free the
         # memory.
-        self.lane = self.kept = None
+        self.lane = self.kept = self.written = None
         self.after = ()
         self.ready_seconds = time.perf_counter()
         self.done.release()
@@ -177,6 +180,8 @@ class CopyJob:
                 raise earlier.error
             self.ready_seconds = max(self.ready_seconds, earlier.ready_seconds)
         lane.check_open()
+        if self.written is not None and self.written.error is not None:
+            raise self.written.error  # what is there is of an earlier time
         start = time.perf_counter()
         throttle.begin(self.ready_seconds)
         call = lane.file.write if self.direction == "out" else lane.file.read

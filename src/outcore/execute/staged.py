@@ -126,15 +126,13 @@ class SpillCopy(CopyJob):
 class Back(CopyJob):
     """A copy in: from the disk to a buffer, and on to the device by its queue."""
 
-    __slots__ = ("handle", "mark", "stages", "written")
+    __slots__ = ("handle", "mark", "stages")
 
     stages: Stages
     handle: QueuedCopy
     """The handle that the lane returned for this copy."""
     mark: Event
     """The event after which the device memory may be written."""
-    written: CopyJob | None
-    """The copy that wrote what is read, which is over by then."""
 
     def _move(self, bounce: memoryview, throttle: Throttle) -> None:
         room, device, handle = self.lane, self.stages.device, self.handle
@@ -143,8 +141,6 @@ class Back(CopyJob):
         try:
             self.address = buffer.memory.data_ptr()
             super()._move(bounce, throttle)
-            if self.written is not None and self.written.error is not None:
-                raise self.written.error  # what was read is of an earlier time
             busy = handle.event
             device.wait(handle.queue, self.mark)
             assert isinstance(self.kept, torch.Tensor)  # noqa: S101 - set until the copy is done
@@ -160,7 +156,7 @@ class Back(CopyJob):
             self.stages.give(buffer, busy)
 
     def _end(self) -> None:
-        del self.stages, self.written  # as above
+        del self.stages  # as above
         super()._end()
 
 

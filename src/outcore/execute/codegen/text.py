@@ -9,6 +9,8 @@ from typing import Final
 
 _NAME: Final = re.compile(r"\b[skr][0-9]+\b")
 
+_NAME_OR_TEXT: Final = re.compile(rf"""({_NAME.pattern})|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""")
+
 
 def apart(outputs: Sequence[str]) -> Iterator[str]:
     """Forward's `outputs`, each as an object of its own that is no view of another one.
@@ -58,5 +60,5 @@ def indented(lines: Iterable[str]) -> Iterator[str]:
 
 
 def names_in(line: str) -> list[str]:
-    """Local names of slots, copies and generator states in `line`."""
-    return _NAME.findall(line)
+    """Local names of slots, copies and generator states in `line`; text that ops get has none."""
+    return [name for name in _NAME_OR_TEXT.findall(line) if name]
