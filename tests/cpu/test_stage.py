@@ -215,6 +215,52 @@ def test_what_is_moved_away_is_ordered(
     watch.device.check_given_back()
 
 
+@pytest.mark.parametrize("name", ["current", "event", "record"])
+def test_an_interrupt_after_the_last_op_of_forward_gives_memory_back_in_order(
+    name: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the call may be under way, and nothing but the call knows of them yet."""
+    budget = CASES["small"][2] * MIB
+    monkeypatch.setattr(options, "_card", lambda _: Card(budget, ExpandableSegments()))
+    method, versions_of, over = getattr(watch.device, name), runner.versions_of, [False]
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if over[0]:
+            over[0] = False
+            raise KeyboardInterrupt
+        return method(*args, **kwargs)
+
+    def noted(*args: Any) -> Any:
+        over[0] = interrupts
+        return versions_of(*args)
+
+    monkeypatch.setattr(runner, "versions_of", noted)
+    monkeypatch.setattr(watch.device, name, interrupted)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x, interrupts = Small(), CASES["small"][1](), False
+    call = torch.compile(module, backend=Backend(budget=budget, drift="off"), dynamic=False)
+
+    def step() -> Away:
+        module.zero_grad()
+        torch.manual_seed(1)
+        result = call(x)
+        with watch.watching():
+            mean_square(result).backward()
+        return away([p.grad for p in module.parameters() if p.grad is not None])
+
+    for _ in range(STEPS):
+        expected = step()
+    interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    interrupts = False
+    gc.collect()
+    watch.device.check_given_back()
+    assert same([back(step())], [back(expected)])
+    watch.device.check_given_back()
+
+
 def test_timed_steps_use_the_layout(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[bool, bool]] = []
     open_lane = Placing.open_lane

@@ -98,11 +98,12 @@ class Runner:
             except CaptureError as error:  # holds what the failed run made until this block ends
                 inputs = self._learn(error, visit, executable)
                 self.engine.begun(graph)
-        self.conductor.end_call(executable)
-        visit.work.append((start, clock.now()))
-        visit.forward_stop = self.engine.metering.leave()
-        visit.away_bytes = -self.engine.stores.away_bytes()
-        stand_in = self.engine.stores.add(store, follow=stand_in_survives())
+        with _closing_if_raised(store.lane):
+            self.conductor.end_call(executable)
+            visit.work.append((start, clock.now()))
+            visit.forward_stop = self.engine.metering.leave()
+            visit.away_bytes = -self.engine.stores.away_bytes()
+            stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         self.engine.growth.left(graph, executable, visit)
         if given is not None:
             visit.call_tensors = given | residency.returned(graph, results)
@@ -176,18 +177,16 @@ class Runner:
         if executable.program is not None:  # in-core execution reads them as they are
             _let_lie(arguments, trace, trace.inputs, captured.turned)
         lane = self.engine.placing.open_lane(self.engine.driver, executable, trace)
-        try:
+        with _closing_if_raised(lane):
             with call(lane, arguments):
                 results, crossing = executable.forward(arguments, lane)
             give(lane, results)
-        except BaseException:
-            lane.close()
-            raise
-        if execution and (recording := execution.recording_by(executable)):
-            recording.lane = lane.key
-        versions = versions_of(crossing, overwritten)
-        queue = self.engine.driver.queue()
-        return [*results, *saved], Store(visit, executable, lane, crossing, versions, queue)
+            if execution and (recording := execution.recording_by(executable)):
+                recording.lane = lane.key
+            versions = versions_of(crossing, overwritten)
+            queue = self.engine.driver.queue()
+            store = Store(visit, executable, lane, crossing, versions, queue)
+        return [*results, *saved], store
 
     def _gradients(
         self, executable: Executable, crossing: list[Any], tangents: list[Any], lane: Lane
@@ -282,3 +281,13 @@ def _with_default(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def _closing_if_raised(lane: Lane) -> Iterator[None]:
+    """Close `lane` if something is raised: nothing else knows it yet."""
+    try:
+        yield
+    except BaseException:
+        lane.close()
+        raise
