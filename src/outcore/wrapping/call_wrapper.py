@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from outcore.capture import must_run_uncompiled
 from outcore.errors import MUCH_DIVISOR, InfeasibleError, NotEngagedError
@@ -73,6 +75,8 @@ class CallWrapper:
         """Whether a training call has returned, of this module or the wrapped model around it."""
         self._trains = _trains(model)
         """Whether it had parameters to train when it was wrapped."""
+        self._is_lazy = True
+        """Whether it may have parameters that its next call makes."""
         self._noted = False
         """Whether a call of this module added a note to the Backend."""
         self._told = inner
@@ -108,8 +112,7 @@ class CallWrapper:
             # Nothing to plan, and it would count toward torch's limit on recompiles.
             return self._run_uncompiled(model, args, kwargs)
         self.stop_watching()
-        if must_run_uncompiled():
-            self._note_uncompiled(model)
+        if self._must_run_uncompiled(model):
             return self._run_uncompiled(model, args, kwargs)
         if self.trained and self._looking.found:
             self._take_found(model)
@@ -275,10 +278,20 @@ class CallWrapper:
         skips, broke = self._compiled.skips, self._compiled.broke
         return [path for path in plain if skips or (broke and is_called_by_own(model, path))]
 
-    def _note_uncompiled(self, model: nn.Module) -> None:
-        """Note a call that had to run uncompiled; warn if nothing was trained otherwise so far."""
+    def _must_run_uncompiled(self, model: nn.Module) -> bool:
+        """Whether this call must run uncompiled; warn if nothing was trained otherwise so far.
+
+        Unless it only makes the parameters of lazy layers. While torch compiles, it would do so in
+        another order than they are called, and so of other random numbers.
+        """
+        self._is_lazy = self._is_lazy and _is_lazy(model)
+        if self._is_lazy:
+            return True
+        if not must_run_uncompiled():
+            return False
         training = self._is_training(model, None)
         self._note(model, RAN_UNCOMPILED, aloud=training and not self.trained)
+        return True
 
     def _note_unseen(self, model: nn.Module, results: Any, text: str) -> None:
         """Warn about a call that no graph planned, if it has a backward."""
@@ -325,6 +338,8 @@ class CallWrapper:
         return results
 
 
+ENTRY = nn.Module._wrapped_call_impl.__code__  # noqa: SLF001 - what calls `_compiled_call_impl`
+
 WRAPPERS: WeakKeyDictionary[nn.Module, CallWrapper] = WeakKeyDictionary()
 """Wrapped module -> its wrapper."""
 
@@ -344,6 +359,11 @@ def _seen(backend: Backend) -> int:
 def _trains(model: nn.Module) -> bool:
     """Whether `model` has parameters to train."""
     return any(p.requires_grad for p in model.parameters())
+
+
+def _is_lazy(model: nn.Module) -> bool:
+    """Whether `model` has parameters or buffers that are still to be made."""
+    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
 
 
 def _name_state(model: nn.Module, error: InfeasibleError) -> None:
@@ -410,7 +430,10 @@ def install_wrapper(model: M, backend: Backend, *, owns: bool, inner: bool = Fal
 
 
 class _ThroughWrapper:
-    """Calls a wrapped model. Deep copies and pickles of the model have none."""
+    """Calls a wrapped model. Deep copies and pickles of the model have none.
+
+    Copies that took over all attributes, as replicas of DataParallel do, run as plain PyTorch.
+    """
 
     def __init__(self, wrapper: CallWrapper) -> None:
         self.wrapper = wrapper
@@ -418,6 +441,13 @@ class _ThroughWrapper:
     # The caller may be compiled itself, up to a graph break: torch would then trace the wrapper.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it so
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        called = _called()
+        if (
+            called is not None
+            and called not in WRAPPERS
+            and vars(called).get("_compiled_call_impl") is self
+        ):
+            return run_plain(called, "", *args, **kwargs)
         return self.wrapper(*args, **kwargs)
 
     def __deepcopy__(self, _: dict[int, Any]) -> None:
@@ -427,12 +457,20 @@ class _ThroughWrapper:
         return type(None), ()
 
 
+def _called() -> nn.Module | None:
+    """The module that is being called; torch does not pass it. None: it was not called as one."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not ENTRY:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
+
+
 def remove_wrapper(module: nn.Module) -> None:
     """Let calls of `module` run uncompiled, also of the modules inside that its wrapper wrapped."""
     wrapper = WRAPPERS.pop(module, None)
     if wrapper is None:  # it was removed together with the one around it
         return
-    module._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
+    vars(module).pop("_compiled_call_impl", None)  # TorchScript reads what an instance has
     wrapper.stop_looking()
     for inner in wrapper.inner:
         if inner in WRAPPERS and WRAPPERS[inner].backend is wrapper.backend:
