@@ -27,11 +27,15 @@ class SparseGradients:
     """
 
     def __call__(self, found: Sequence[Any]) -> tuple[Any, ...]:
-        """All gradients, given the values of sparse ones in their places, and then the indices."""
+        """All gradients, given the values of sparse ones in their places, and then the indices.
+
+        Without values there is no gradient.
+        """
         count = len(found) - len(self.made)
         gradients = list(found[:count])
         for (position, sizes, keywords), indices in zip(self.made, found[count:], strict=True):
-            gradients[position] = MADE(*sizes, indices, gradients[position], **keywords)
+            if gradients[position] is not None:
+                gradients[position] = MADE(*sizes, indices, gradients[position], **keywords)
         return tuple(gradients)
 
 
