@@ -31,6 +31,7 @@ from outcore.runtime.graphs.drift import Drift
 from outcore.runtime.planning import solving
 from outcore.runtime.runner import Runner
 from outcore.runtime.settings import options
+from outcore.runtime.step import versions
 from tests.cpu.queues import LateDevice, RaceError, Watched
 from tests.cpu.test_drift import TickingDevice
 from tests.cpu.training import (
@@ -222,7 +223,7 @@ def test_an_interrupt_after_the_last_op_of_forward_gives_memory_back_in_order(
     """Copies of the call may be under way, and nothing but the call knows of them yet."""
     budget = CASES["small"][2] * MIB
     monkeypatch.setattr(options, "_card", lambda _: Card(budget, ExpandableSegments()))
-    method, versions_of, over = getattr(watch.device, name), runner.versions_of, [False]
+    method, versions_of, over = getattr(watch.device, name), versions.versions_of, [False]
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         if over[0]:
