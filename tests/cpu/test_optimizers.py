@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import StepLR
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
 
 import outcore
 from outcore import offload_optimizer, restore_optimizer
@@ -78,6 +79,14 @@ OPTIMIZERS: dict[str, Make] = {
 
 def adamw(parameters: Any) -> optim.Optimizer:
     return optim.AdamW(parameters, lr=1e-2)
+
+
+class Other(optim.AdamW):
+    """An optimizer of another package."""
+
+
+def others(parameters: Any) -> optim.Optimizer:
+    return Other(parameters, lr=1e-2)
 
 
 class Training:
@@ -329,6 +338,25 @@ class TestReading:
         reader.join()
         assert is_same(found, plain.run(21))
 
+    def test_another_thread_steps_once_the_state_is_saved(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain, away = Training(), offloaded()
+        plain.run(1)
+        away.run(1)
+        stepper, copied = threading.Thread(target=away.run), ParameterState.copy
+
+        def late(state: ParameterState, **options: bool) -> dict[str, Any]:
+            if stepper.ident is None:
+                stepper.start()
+                stepper.join(0.3)
+            return copied(state, **options)
+
+        monkeypatch.setattr(ParameterState, "copy", late)
+        saved = away.optimizer.state_dict()
+        stepper.join()
+        assert is_same(saved, plain.optimizer.state_dict())
+
     def test_a_storage_that_is_held_elsewhere_stays(self) -> None:
         away = offloaded()
         away.run(1)
@@ -481,16 +509,72 @@ class TestCheckpoints:
             patch.setattr(Stepping, "move_away", fail)
             with pytest.raises(torch.OutOfMemoryError):
                 away.optimizer.load_state_dict(saved)
-        every = [values["exp_avg"] for values in saved["state"].values()]
-        moments = [each for each in every if each.ndim > 1]  # small ones are the caller's
-        kept = copy.deepcopy(moments)
+        kept = copy.deepcopy(saved)
         assert is_same(away.run(), Training().run(4))
-        assert is_same(moments, kept), "what was loaded is not trained"
+        assert is_same(saved, kept), "what was loaded is not trained"
         with monkeypatch.context() as patch:
             patch.setattr(Box, "opened", fail)
             with pytest.raises(torch.OutOfMemoryError):
                 away.optimizer.load_state_dict(saved)
         away.run()
+
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_are_of_the_moment_at_which_they_were_made(self, name: str) -> None:
+        away = offloaded(OPTIMIZERS[name])
+        away.run(2, closure=True)
+        read = [list(state.values()) for state in list(away.optimizer.state.values())[:2]]
+        saved = away.optimizer.state_dict()
+        kept = copy.deepcopy(saved)
+        del read
+        away.run(2, closure=True)
+        assert is_same(saved, kept)
+
+    @pytest.mark.parametrize("make", [*OPTIMIZERS.values(), others], ids=[*OPTIMIZERS, "others"])
+    def test_can_be_loaded_again(self, make: Make) -> None:
+        away = offloaded(make)
+        away.run(2, closure=True)
+        saved = copy.deepcopy(away.optimizer.state_dict())
+        kept = copy.deepcopy(saved)
+        for _ in range(2):
+            away.optimizer.load_state_dict(saved)
+            assert make is OPTIMIZERS["LBFGS"] or not large_here(away.optimizer)
+            away.run(2, closure=True)
+            assert is_same(saved, kept)
+
+    def test_a_rate_that_is_a_tensor_is_copied(self) -> None:
+        away = offloaded(lambda p: optim.SGD(p, lr=torch.tensor(0.5), momentum=0.9))
+        away.run(1)
+        saved = away.optimizer.state_dict()
+        StepLR(away.optimizer, 1, 0.5)
+        away.run(1)
+        away.optimizer.param_groups[0]["lr"].fill_(0.125)
+        assert saved["param_groups"][0]["lr"] == 0.5
+
+    def test_copies_share_memory_as_the_state_does(self) -> None:
+        away = offloaded()
+        away.run(1)
+        state = away.optimizer.state[away.model.layers[0].weight]
+        state["row"] = state["exp_avg"][1]
+        saved = away.optimizer.state_dict()["state"][0]
+        saved["exp_avg"].zero_()
+        assert not saved["row"].any()
+        assert state["row"].any()
+
+    def test_of_state_of_any_kind(self) -> None:
+        """Sparse, of a subclass, in containers, and of no parameter."""
+        away = offloaded()
+        away.run(1)
+        two = TwoTensor(torch.ones(2), torch.ones(2))
+        more = {"sparse": torch.eye(2).to_sparse(), "two": two, "list": [torch.ones(2), ("text",)]}
+        away.optimizer.state[away.model.layers[0].weight].update(more)
+        away.optimizer.state["of none"] = {"big": torch.ones(WIDTH, WIDTH), "small": torch.ones(2)}
+        saved = away.optimizer.state_dict()
+        for state in (saved["state"][0], saved["state"]["of none"]):
+            for tensor in (v for v in tree_leaves(state) if isinstance(v, Tensor)):
+                tensor.mul_(0)
+        for state in away.optimizer.state.values():
+            tensors = (v for v in tree_leaves(dict(state)) if isinstance(v, Tensor))
+            assert all(bool((tensor.to_dense() != 0).any()) for tensor in tensors)
 
     def test_that_do_not_fit_change_nothing(self) -> None:
         away, other = offloaded(), Training(layers=2)

@@ -42,7 +42,13 @@ def test_parameters_have_the_same_bits(options) -> None:
     offload_optimizer(away.optimizer, slice_size=2 * MATRIX_BYTES)
     assert is_same(away.run(), plain.run())
     assert not large_here(away.optimizer)
+    read = away.optimizer.state[next(iter(away.model.parameters()))]["exp_avg"]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     saved = away.optimizer.state_dict()
+    assert torch.cuda.max_memory_allocated() - before <= MATRIX_BYTES + (64 << 10)
+    assert read.is_cuda
+    del read
     tensors = [values["exp_avg"] for values in saved["state"].values()]
     assert all(tensor.device.type == "cpu" for tensor in tensors)
     for trained in (plain, away):

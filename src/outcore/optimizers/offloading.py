@@ -52,7 +52,8 @@ def offload_optimizer(
     their state comes as they read it, and goes after the step (but not tensors in lists).
 
     What is read from `optimizer.state` meanwhile comes back, and stays until the next step.
-    `state_dict` has copies of what is away: on a GPU, copies in host memory.
+    `state_dict` has copies of all tensors, which do not follow later steps: on a GPU, those of
+    large ones are in host memory.
 
     - `slice_size`: the state that is updated at a time: text or bytes; default: "128MiB". About
       three times as much is on the device during `step`, or three times the state of the largest
