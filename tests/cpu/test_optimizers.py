@@ -46,6 +46,7 @@ from outcore.optimizers.slices import INDEPENDENT
 from outcore.optimizers.stepping import Stepping
 from outcore.preflight.optimizers import OptimizerState, held_for
 from tests.cpu.adversarial import AdversarialDriver
+from tests.cpu.ending import ends_in_a_fork
 from tests.cpu.queues import LateDevice
 from tests.cpu.test_budget_kept import Tower
 from tests.cpu.training import inside
@@ -356,6 +357,17 @@ class TestReading:
         saved = away.optimizer.state_dict()
         stepper.join()
         assert is_same(saved, plain.optimizer.state_dict())
+
+    def test_in_a_forked_process(self) -> None:
+        away = offloaded()
+        away.run(1)
+
+        def told() -> None:
+            for use in (away.optimizer.state_dict, partial(restore_optimizer, away.optimizer)):
+                with pytest.raises(StepError, match=r"read or save its state, in the parent"):
+                    use()
+
+        assert ends_in_a_fork(told)
 
     def test_a_storage_that_is_held_elsewhere_stays(self) -> None:
         away = offloaded()

@@ -30,7 +30,10 @@ from outcore.execute.folders import in_memory
 from outcore.gauges import OWN_THREADS
 from outcore.units import format_bytes
 
-FORKED: Final = "this process was forked from the one that wrapped the model: wrap it again here"
+FORKED: Final = (
+    "this process was forked from the one that wrapped the model or offloaded the optimizer: wrap "
+    "the model again here; use the optimizer, and read or save its state, in the parent process"
+)
 """The reason of the StepError in a forked process, which has none of the workers."""
 
 CLOSED: Final = (
