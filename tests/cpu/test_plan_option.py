@@ -25,6 +25,7 @@ from outcore.planfile import load_plans, schema_text
 from outcore.runtime.budget import engine
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.settings.options import Keywords
+from outcore.runtime.settings.reuse import read_given
 from tests.cpu.queues import LateDevice
 from tests.cpu.training import (
     PROFILED_STEPS,
@@ -221,6 +222,12 @@ class TestUsing:
         for options in (Keywords(plan=none), Keywords(overrides=none)):
             with pytest.raises(FormatError, match="No such file"):
                 Backend(budget=TIGHT, **options)
+
+    def test_an_empty_path_is_none(self) -> None:
+        assert read_given("", "", torch.device("cpu")) == read_given(
+            None, None, torch.device("cpu")
+        )
+        Backend(budget=TIGHT, plan="", overrides="")
 
     def test_what_is_no_path_is_refused_at_once(self) -> None:
         rules: Any = [{"match": "*", "action": "keep"}]

@@ -116,7 +116,7 @@ def read_given(
     overrides: str | os.PathLike[str] | None,
     device: torch.device,
 ) -> Given:
-    """Read the files of plans and overrides, for training on `device`.
+    """Read the files of plans and overrides, for training on `device`. An empty path is none.
 
     Raises OptionValueError if one is no path, FormatError or DigestError, naming the file.
     """
@@ -125,9 +125,9 @@ def read_given(
             reason = "it is not the path of a file"
             raise OptionValueError(option=option, value=value, reason=reason)
     return Given(
-        None if plan is None else load_plans(plan),
-        "" if plan is None else os.fspath(plan),
-        () if overrides is None else load_overrides(overrides),
+        load_plans(plan) if plan else None,
+        os.fspath(plan) if plan else "",
+        load_overrides(overrides) if overrides else (),
         device_name(device),
     )
 
