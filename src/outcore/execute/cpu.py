@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
-from outcore.errors import SpillError, VerifyError
+from outcore.errors import OutcoreError, SpillError, VerifyError
 from outcore.execute.arena import Arena, own_arena
 from outcore.execute.disk import (
     FILE_BLOCK_BYTES,
@@ -111,11 +111,15 @@ class CpuLane(FileRoom):
         """Return once the copy is done.
 
         Raises as `FileRoom.wait`, for copies in before it, too: programs leave out waits that a
-        later one implies.
+        later one implies. Then those that were issued until now are given up.
         """
-        super().wait(handle)
-        while self._reads and self._reads[0].kept is None:
-            super().wait(self._reads.popleft())
+        try:
+            super().wait(handle)
+            while self._reads and self._reads[0].kept is None:
+                super().wait(self._reads.popleft())
+        except OutcoreError:
+            self._reads.clear()
+            raise
 
     def discard(self, tensor: torch.Tensor) -> None:
         """Do nothing: memory is freed with its last reference."""
