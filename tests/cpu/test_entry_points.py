@@ -456,7 +456,7 @@ class TestWrap:
             module(batch(0))
         theirs = [entry for entry in refused.traceback if Path(entry.path) == Path(__file__)]
         assert theirs[-1].name != theirs[0].name, "lines of the model's own code are there"
-        raised = next(e for e in refused.traceback if e.name == "_run_traced")
+        raised = next(e for e in refused.traceback if e.name == "_run_noted")
         inner = refused.traceback[refused.traceback.index(raised) + 1 :]
         assert {Path(entry.path) for entry in inner} == {Path(__file__)}
 
