@@ -96,3 +96,16 @@ def test_lazy_layers_get_the_parameters_that_they_get_in_plain_pytorch() -> None
         if wrapped:
             assert outcore.handle(model).engine.steps.calls == 1
     assert same([found[0]], [found[1]])
+
+
+class Unused(Copied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.LazyLinear(4)
+
+
+def test_a_lazy_layer_that_is_never_called_leaves_the_rest_planned() -> None:
+    model = outcore.wrap(Unused(), budget="1GiB", strict=True)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    assert outcore.handle(model).engine.steps.calls == 2

@@ -17,7 +17,7 @@ from torch._dynamo import convert_frame
 from torch._dynamo.utils import counters
 
 import outcore
-from outcore.errors import NotEngagedError
+from outcore.errors import CaptureError, NotEngagedError
 from outcore.wrapping.compiled import MOST_FAILURES
 from tests.cpu.training import Away, away, back, same
 
@@ -306,6 +306,70 @@ def test_an_error_that_is_being_handled_is_left_alone() -> None:
         with pytest.warns(UserWarning, match="fails to trace code of Doubled: fakes do not match"):
             module(torch.ones(8, 64))
     assert theirs.__traceback__.tb_next.tb_frame.f_locals == {"kept": 1}
+
+
+def test_an_error_that_was_handled_is_not_kept() -> None:
+    """As in a retry after an error, whose frames hold the tensors of the first try."""
+
+    def fail() -> weakref.ref[Tensor]:
+        held = torch.ones(1024)
+        try:
+            int("theirs")
+        except ValueError:
+            module(torch.ones(8, 64))
+        return weakref.ref(held)
+
+    torch._dynamo.reset()
+    module = outcore.wrap(Layers(breaks=False), budget="1GiB")
+    gc.collect()
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
+
+
+def test_errors_of_outcore_are_told_once() -> None:
+    """With `strict`, this one comes from within torch's compiler."""
+    torch._dynamo.reset()
+    module = outcore.wrap(Recast(), budget="1GiB", strict=True)
+    with pytest.raises(CaptureError) as raised:
+        module(torch.ones(8, 64, requires_grad=True))
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+class Recast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).to(torch.float8_e8m0fnu).to(torch.float32)
+
+
+def test_calls_in_evaluation_that_torch_fails_to_trace_are_left_alone() -> None:
+    """The training calls between them stay as planned."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    fickle = Fickle()
+    module = outcore.wrap(nn.Sequential(Layers(breaks=False), fickle), budget="1GiB")
+    train(module, PLANNED)
+    frames = []
+
+    def evaluate_and_train() -> None:
+        for _ in range(MOST_FAILURES + 2):
+            fickle.fails = True
+            module.eval()(torch.ones(8, 64))
+            fickle.fails = False
+            train(module.train(), 1)
+            frames.append(counters["frames"]["total"])
+
+    with pytest.warns(UserWarning, match="fails to trace code of Sequential"):
+        evaluate_and_train()
+    assert frames[-3] == frames[-2] == frames[-1]
+    assert frames[0] < frames[1]
+    assert outcore.handle(module).report().state == "in-core"
 
 
 class Summed(nn.Module):

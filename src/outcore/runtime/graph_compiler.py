@@ -41,7 +41,6 @@ from outcore.runtime.by_size import BySize
 from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.parameters import Parameters
-from outcore.runtime.reached import telling_missing
 from outcore.runtime.runner import Runner
 from outcore.runtime.state import BackendState, Tally
 
@@ -65,8 +64,6 @@ class GraphCompiler:
 
     def __init__(self, state: BackendState) -> None:
         self.state = state
-        self._runs = False
-        """Whether what is being compiled is run by a Runner."""
 
     def symbolic(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         """Compile a graph once for all sizes. Raises CaptureError if that is not possible."""
@@ -83,10 +80,10 @@ class GraphCompiler:
             inference_compiler=partial(_plain, state.plain_calls, state.parameters),
             partition_fn=self._apart if compiles_autograd() else partition or self._partition,
         )
-        state.compiled_anew, self._runs = True, False
+        state.compiled_anew = True
         with passing(), as_kernels():
             compiled: Call = compiler(module, inputs)
-        return telling_missing(compiled) if self._runs else compiled
+        return compiled
 
     def _apart(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         """Partition as torch does: compiled autograd would replace outcore's backward call."""
@@ -123,7 +120,6 @@ class GraphCompiler:
         outside = shells(*halves, num_fwd_outputs, conductor.graph.captured.overwritten)
         runner = Runner(conductor, outside.saved_inputs, source.sparse)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
-        self._runs = True
         return outside.forward, outside.backward
 
     def _partition_symbolic(
@@ -160,7 +156,6 @@ class GraphCompiler:
 
         by_size = BySize(symbolic, len(saved), make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
-        self._runs = True
         return outside.forward, outside.backward
 
     @contextmanager

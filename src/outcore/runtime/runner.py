@@ -24,7 +24,6 @@ from outcore.ir.trace import Trace
 from outcore.measure import says_memory
 from outcore.runtime.budget.placing import call, give
 from outcore.runtime.conduct.conductor import Conductor
-from outcore.runtime.reached import filled, unreached
 from outcore.runtime.step.replay import Replay, replay_of
 from outcore.runtime.step.store import Store
 from outcore.runtime.step.versions import versions_of
@@ -50,8 +49,6 @@ class Runner:
         sparse: SparseGradients | None,
     ) -> None:
         self.conductor, self.saved_inputs, self.sparse = conductor, saved_inputs, sparse
-        self._unreached: dict[frozenset[int], tuple[bool, ...]] = {}
-        """Positions of missing tangents -> which gradients are None without them."""
         self.graph, self.engine = conductor.graph, conductor.engine
 
     def __deepcopy__(self, _: dict[int, Any]) -> Runner:
@@ -120,22 +117,13 @@ class Runner:
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
-        missing = filled(self.graph.captured.trace, tangents, self.engine.device)
         if any(map(is_batched, tangents)):
             raise StepError(
                 reason="is_grads_batched=True cannot run a graph that outcore plans: call "
                 "torch.autograd.grad once for each gradient, with retain_graph=True"
             )
         with _with_default(store.default_dtype):
-            gradients = self._come_back(store, tangents)
-        return self._reached(gradients, missing) if missing else gradients
-
-    def _reached(self, gradients: tuple[Any, ...], missing: frozenset[int]) -> tuple[Any, ...]:
-        """The gradients that backward reaches although tangents are `missing`; else None."""
-        if missing not in self._unreached:
-            self._unreached[missing] = unreached(self.graph.captured.trace, missing)
-        pairs = zip(gradients, self._unreached[missing], strict=True)
-        return tuple(None if lost else gradient for gradient, lost in pairs)
+            return self._come_back(store, tangents)
 
     def _come_back(self, store: Store, tangents: list[Any]) -> tuple[Any, ...]:
         """The gradients of the call of `store`. Empties `tangents`."""
@@ -297,7 +285,7 @@ def _with_default(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _closing_if_raised(lane: Lane) -> Iterator[None]:
-    """Close `lane` if something is raised: nothing else knows it yet."""
+    """Close `lane` if something is raised: nothing else may know it yet."""
     try:
         yield
     except BaseException:

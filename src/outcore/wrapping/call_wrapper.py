@@ -75,8 +75,9 @@ class CallWrapper:
         """Whether a training call has returned, of this module or the wrapped model around it."""
         self._trains = _trains(model)
         """Whether it had parameters to train when it was wrapped."""
-        self._is_lazy = True
-        """Whether it may have parameters that its next call makes."""
+        self._to_make = -1
+        """How many parameters of lazy layers were still to be made before the last call; -1: it is
+        not known; 0: none, or no call makes them."""
         self._noted = False
         """Whether a call of this module added a note to the Backend."""
         self._told = inner
@@ -112,7 +113,7 @@ class CallWrapper:
             # Nothing to plan, and it would count toward torch's limit on recompiles.
             return self._run_uncompiled(model, args, kwargs)
         self.stop_watching()
-        if self._must_run_uncompiled(model):
+        if self._makes_parameters(model) or self._must_run_uncompiled(model):
             return self._run_uncompiled(model, args, kwargs)
         if self.trained and self._looking.found:
             self._take_found(model)
@@ -187,6 +188,8 @@ class CallWrapper:
         """Run the module as torch compiles it; what it fails to trace runs uncompiled."""
         if self._compiled.hopeless:
             self._note(model, self._untraced, aloud=True)
+        if self._compiled.fails_apart and not self._is_training(model, None):
+            return self._run_uncompiled(model, args, kwargs)
         results = self._run_noted(model, args, kwargs)
         if self._compiled.untraced:
             self._take_untraced(model, results)
@@ -279,19 +282,25 @@ class CallWrapper:
         return [path for path in plain if skips or (broke and is_called_by_own(model, path))]
 
     def _must_run_uncompiled(self, model: nn.Module) -> bool:
-        """Whether this call must run uncompiled; warn if nothing was trained otherwise so far.
-
-        Unless it only makes the parameters of lazy layers. While torch compiles, it would do so in
-        another order than they are called, and so of other random numbers.
-        """
-        self._is_lazy = self._is_lazy and _is_lazy(model)
-        if self._is_lazy:
-            return True
+        """Whether this call must run uncompiled. Warns if nothing was trained otherwise so far."""
         if not must_run_uncompiled():
             return False
         training = self._is_training(model, None)
         self._note(model, RAN_UNCOMPILED, aloud=training and not self.trained)
         return True
+
+    def _makes_parameters(self, model: nn.Module) -> bool:
+        """Whether lazy layers may make their parameters in this call, which runs uncompiled then.
+
+        While torch compiles, it would do so in another order than they are called, and so of other
+        random numbers.
+        """
+        if not self._to_make:
+            return False
+        now = sum(map(is_lazy, (*model.parameters(), *model.buffers())))
+        makes = 0 < now != self._to_make  # otherwise the last call made none
+        self._to_make = now if makes else 0
+        return makes
 
     def _note_unseen(self, model: nn.Module, results: Any, text: str) -> None:
         """Warn about a call that no graph planned, if it has a backward."""
@@ -359,11 +368,6 @@ def _seen(backend: Backend) -> int:
 def _trains(model: nn.Module) -> bool:
     """Whether `model` has parameters to train."""
     return any(p.requires_grad for p in model.parameters())
-
-
-def _is_lazy(model: nn.Module) -> bool:
-    """Whether `model` has parameters or buffers that are still to be made."""
-    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
 
 
 def _name_state(model: nn.Module, error: InfeasibleError) -> None:

@@ -45,8 +45,7 @@ TRACER = convert_frame.__file__
 """The file of torch's code that traces a function."""
 
 MOST_FAILURES = 3
-"""After so many training calls in a row in which torch fails to trace code, it is not to try again.
-"""
+"""After so many training calls in a row in which torch fails to trace code, it tries no more."""
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
@@ -82,6 +81,8 @@ class CompiledCalls:
         """Whether torch has traced all of a call that came to its end."""
         self._failures = 0
         """Training calls in a row in which torch failed to trace code."""
+        self._failures_apart = 0
+        """Other calls in which it did."""
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
         self._forwards: list[tuple[Callable[[], object], object]] = []
@@ -102,23 +103,20 @@ class CompiledCalls:
         """
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
-        before, breaks = traced(), 0 if self.broke else broken()
-        skips, apart = (
-            skipped(),
-            recurrent_apart() if self._is_recurrent else contextlib.nullcontext(),
-        )
-        noting = noting_untraced(again=self._ran and not self.hopeless)
-        with noting as self._untraced:
+        before, breaks, skips = traced(), 0 if self.broke else broken(), skipped()
+        apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
+        with noting_untraced(again=self._ran and not self.hopeless) as noted:
             try:
                 with apart, noticing_changes(), own_globals():
                     results = self._run(model, self._guarded(model), *args, **kwargs)
             except BaseException as error:
-                if skipped() > skips or self._untraced.given_up:
+                if skipped() > skips or noted.given_up:
                     self._trace_anew(error)
                 raise
             finally:
                 if not self.broke and traced() > before:
                     self.broke = broken() > breaks
+        self._untraced = noted
         if not self.untraced:
             self._ran, self._failures = True, 0
         return results
@@ -152,6 +150,11 @@ class CompiledCalls:
         return self._untraced.reasons
 
     @property
+    def fails_apart(self) -> bool:
+        """Whether torch failed to trace code of several calls that were no training calls."""
+        return self._failures_apart >= MOST_FAILURES
+
+    @property
     def skips(self) -> bool:
         """Whether torch failed to compile code of the calls."""
         return self.skipped or self.hopeless
@@ -165,6 +168,8 @@ class CompiledCalls:
         if training:
             self._failures += 1
             self.hopeless = not self._ran or self._failures >= MOST_FAILURES
+        else:
+            self._failures_apart += 1
         if self._untraced.given_up and not self.hopeless:
             reset_code(self._traced.__code__)
 

@@ -58,7 +58,7 @@ def noting_untraced(*, again: bool) -> Iterator[Untraced]:
         with leaving_uncompiled():
             yield call
     finally:
-        _current.call = before
+        _current.call, call.handled = before, None
 
 
 def untraced() -> int:

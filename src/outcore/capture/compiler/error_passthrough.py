@@ -34,7 +34,7 @@ def passing() -> Iterator[None]:
     except OutcoreError as error:
         if isinstance(error, ShortenTraceback):  # from a nested `passing`
             raise
-        raise _passed(error) from error
+        raise _passed(error) from None
 
 
 @contextmanager

@@ -27,15 +27,11 @@ class SparseGradients:
     """
 
     def __call__(self, found: Sequence[Any]) -> tuple[Any, ...]:
-        """All gradients, given the values of sparse ones in their places, and then the indices.
-
-        Without values there is no gradient.
-        """
+        """All gradients, given the values of sparse ones in their places, and then the indices."""
         count = len(found) - len(self.made)
         gradients = list(found[:count])
         for (position, sizes, keywords), indices in zip(self.made, found[count:], strict=True):
-            if gradients[position] is not None:
-                gradients[position] = MADE(*sizes, indices, gradients[position], **keywords)
+            gradients[position] = MADE(*sizes, indices, gradients[position], **keywords)
         return tuple(gradients)
 
 
