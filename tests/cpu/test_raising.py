@@ -348,6 +348,40 @@ class Recast(nn.Module):
         return (x * self.weight).to(torch.float8_e8m0fnu).to(torch.float32)
 
 
+class DoubledTwice(Doubled):
+    """What it calls may fail later than itself."""
+
+    def __init__(self) -> None:
+        super().__init__(breaks=False)
+        self.fickle = Fickle()
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = super().forward(self.fickle(x))
+        return doubled
+
+
+def test_what_is_left_alone_stays_so_if_more_fails() -> None:
+    torch._dynamo.reset()
+    module = outcore.wrap(DoubledTwice(), budget="1GiB")
+    with pytest.warns(UserWarning, match="fails to trace code of DoubledTwice"):
+        train(module, PLANNED)
+    before = counters["frames"]["total"]
+    module.fickle.fails = True
+    train(module, 1)
+    after = counters["frames"]["total"]
+    assert after > before
+    train(module, 2)
+    assert counters["frames"]["total"] == after
+
+
+def test_with_strict_they_are_errors_in_evaluation_too() -> None:
+    torch._dynamo.reset()
+    module = outcore.wrap(Doubled(breaks=False).eval(), budget="1GiB", strict=True)
+    for _ in range(MOST_FAILURES + 2):
+        with pytest.raises(NotEngagedError, match="fails to trace code of Doubled"):
+            module(torch.ones(8, 64))
+
+
 def test_calls_in_evaluation_that_torch_fails_to_trace_are_left_alone() -> None:
     """The training calls between them stay as planned."""
     torch._dynamo.reset()

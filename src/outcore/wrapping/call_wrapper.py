@@ -186,9 +186,10 @@ class CallWrapper:
 
     def _run_compiled(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the module as torch compiles it; what it fails to trace runs uncompiled."""
-        if self._compiled.hopeless:
+        apart = self._compiled.fails_apart and not self._is_training(model, None)
+        if self._compiled.hopeless or apart:
             self._note(model, self._untraced, aloud=True)
-        if self._compiled.fails_apart and not self._is_training(model, None):
+        if apart:
             return self._run_uncompiled(model, args, kwargs)
         results = self._run_noted(model, args, kwargs)
         if self._compiled.untraced:

@@ -167,7 +167,7 @@ class CompiledCalls:
         """
         if training:
             self._failures += 1
-            self.hopeless = not self._ran or self._failures >= MOST_FAILURES
+            self.hopeless |= not self._ran or self._failures >= MOST_FAILURES
         else:
             self._failures_apart += 1
         if self._untraced.given_up and not self.hopeless:
