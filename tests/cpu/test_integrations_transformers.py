@@ -282,7 +282,7 @@ def test_a_last_batch_that_is_smaller(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path: Path) -> None:
-    callback = TransformersCallback(**TINY | {"budget": "1300KiB"})
+    callback = TransformersCallback(**TINY | {"budget": "1150KiB"})
     arguments = {"auto_find_batch_size": True, "per_device_train_batch_size": 20}
     ran = trainer(tmp_path, Tiny(), callback, **arguments)
     ran.train()

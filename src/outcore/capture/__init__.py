@@ -35,6 +35,7 @@ from outcore.capture.offline import trace, trace_as_run, trace_network
 from outcore.capture.recapture import capture_again
 from outcore.capture.rewrites.batch_norm import by_cudnn
 from outcore.capture.rewrites.metadata_only import LargeInputs
+from outcore.capture.rewrites.missing import Missing
 from outcore.capture.rewrites.opaque import as_ops
 from outcore.capture.rewrites.sparse import SparseGradients
 from outcore.capture.sizes.by_sizes import BySizes, is_symbolic
@@ -46,6 +47,7 @@ __all__ = [
     "BySizes",
     "Captured",
     "LargeInputs",
+    "Missing",
     "Shells",
     "Source",
     "SparseGradients",

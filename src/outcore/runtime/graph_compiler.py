@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch.fx import GraphModule
 
 from outcore.capture import (
     AtSizes,
+    Missing,
+    Shells,
     Source,
     Symbolic,
     aot_autograd,
@@ -37,9 +39,11 @@ from outcore.capture import (
 )
 from outcore.errors import CaptureError
 from outcore.execute import Executable, in_core
+from outcore.runtime.by_gradients import ByGradients
 from outcore.runtime.by_size import BySize
 from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.missing_gradients import telling_missing
 from outcore.runtime.parameters import Parameters
 from outcore.runtime.runner import Runner
 from outcore.runtime.state import BackendState, Tally
@@ -64,6 +68,8 @@ class GraphCompiler:
 
     def __init__(self, state: BackendState) -> None:
         self.state = state
+        self._told: ByGradients | None = None
+        """What runs the calls of the graph that is being compiled, if it has several results."""
 
     def symbolic(self, module: GraphModule, inputs: Sequence[Any]) -> Call:
         """Compile a graph once for all sizes. Raises CaptureError if that is not possible."""
@@ -81,9 +87,15 @@ class GraphCompiler:
             partition_fn=self._apart if compiles_autograd() else partition or self._partition,
         )
         state.compiled_anew = True
+        self._take_told()  # that of a compilation that failed
         with passing(), as_kernels():
             compiled: Call = compiler(module, inputs)
-        return compiled
+        told = self._take_told()
+        return compiled if told is None else telling_missing(compiled, told)
+
+    def _take_told(self) -> ByGradients | None:
+        told, self._told = self._told, None
+        return told
 
     def _apart(self, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         """Partition as torch does: compiled autograd would replace outcore's backward call."""
@@ -101,25 +113,50 @@ class GraphCompiler:
     ) -> tuple[GraphModule, GraphModule]:
         if is_within(joint_inputs):
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
-        static = list(static_lifetime_input_indices or ())
+        outputs, static = num_fwd_outputs, list(static_lifetime_input_indices or ())
+        missing = Missing(joint, outputs)
+        if len(missing.tangents) > 1:
+            halves = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
+            outside = shells(*halves, outputs, missing.overwritten)
+
+            def make(graph: GraphModule) -> Runner:
+                source, conductor = self._captured(graph, outputs, static)
+                return Runner(conductor, outside.saved_inputs, source.sparse)
+
+            with suppress(CaptureError):  # then it is refused below
+                return self._by_gradients(missing, static, outside, make)
         try:
-            with self._capturing():
-                joint = self._fused(joint, num_fwd_outputs)
-                prepared = rewritten(joint, num_fwd_outputs, self.state.large_inputs)
-                source = source_of(prepared, num_fwd_outputs, static)
-                conductor = self._conductor(source, num_fwd_outputs, static)
+            source, conductor = self._captured(joint, outputs, static)
         except CaptureError as error:
             self.state.refuse(error)
-            return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+            return default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
         halves = default_partition(
             joint,
             joint_inputs,
-            num_fwd_outputs=num_fwd_outputs,
+            num_fwd_outputs=outputs,
             static_lifetime_input_indices=static,
         )
-        outside = shells(*halves, num_fwd_outputs, conductor.graph.captured.overwritten)
+        outside = shells(*halves, outputs, conductor.graph.captured.overwritten)
         runner = Runner(conductor, outside.saved_inputs, source.sparse)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
+        return outside.forward, outside.backward
+
+    def _captured(
+        self, joint: GraphModule, outputs: int, static: list[int]
+    ) -> tuple[Source, Conductor]:
+        """What is captured of `joint`, which is rewritten. Raises CaptureError if it cannot be."""
+        with self._capturing():
+            joint = self._fused(joint, outputs)
+            source = source_of(rewritten(joint, outputs, self.state.large_inputs), outputs, static)
+            return source, self._conductor(source, outputs, static)
+
+    def _by_gradients(
+        self, missing: Missing, static: list[int], outside: Shells, make: Callable[..., Any]
+    ) -> tuple[GraphModule, GraphModule]:
+        """The shells of a graph whose calls depend on which results get gradients."""
+        engine = self.state.engine_for(missing.tangents[0].meta["val"].device)
+        self._told = ByGradients(engine, missing, static, outside.saved_inputs, make)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = self._told
         return outside.forward, outside.backward
 
     def _partition_symbolic(
@@ -138,14 +175,25 @@ class GraphCompiler:
         outputs = num_fwd_outputs
         if is_within(joint_inputs):
             return default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
-        symbolic = Symbolic(joint, outputs, static_lifetime_input_indices or ())
+        missing, static = Missing(joint, outputs), list(static_lifetime_input_indices or ())
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
-        outside = shells(forward, backward, outputs, symbolic.overwritten)
-        saved = tuple(map(symbolic.given.index, outside.saved_inputs))
+        outside = shells(forward, backward, outputs, missing.overwritten)
 
-        static, large = symbolic.static_inputs, self.state.large_inputs
+        def make(graph: GraphModule) -> BySize:
+            return self._by_size(Symbolic(graph, outputs, static), outside.saved_inputs)
+
+        if len(missing.tangents) > 1:
+            return self._by_gradients(missing, static, outside, make)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = make(joint)
+        return outside.forward, outside.backward
+
+    def _by_size(self, symbolic: Symbolic, saved_inputs: Sequence[int]) -> BySize:
+        """The calls of a graph with symbolic sizes."""
+        outputs, static = symbolic.forward_outputs, symbolic.static_inputs
+        saved = tuple(map(symbolic.given.index, saved_inputs))
         at_sizes = AtSizes(
-            symbolic, lambda joint: rewritten(self._fused(joint, outputs), outputs, large)
+            symbolic,
+            lambda graph: rewritten(self._fused(graph, outputs), outputs, self.state.large_inputs),
         )
 
         def make(args: Sequence[Any]) -> Runner:
@@ -154,9 +202,7 @@ class GraphCompiler:
                 conductor = self._conductor(source, outputs, static)
             return Runner(conductor, saved, source.sparse)
 
-        by_size = BySize(symbolic, len(saved), make)
-        outside.forward.meta[KEY] = outside.backward.meta[KEY] = by_size
-        return outside.forward, outside.backward
+        return BySize(symbolic, len(saved), make)
 
     @contextmanager
     def _capturing(self) -> Iterator[None]:
@@ -198,7 +244,7 @@ class GraphCompiler:
         return Conductor(engine, graph)
 
     def _forward_compiler(self, module: GraphModule, _: Any) -> Call:
-        runner: Runner | BySize | None = module.meta.get(KEY)
+        runner: Runner | BySize | ByGradients | None = module.meta.get(KEY)
         if runner is None:
             return self._in_core(module)
         return _noting(runner.forward, self.state.parameters)
@@ -230,7 +276,7 @@ class GraphCompiler:
         return counted
 
     def _backward_compiler(self, module: GraphModule, _: Any) -> Call:
-        runner: Runner | BySize | None = module.meta.get(KEY)
+        runner: Runner | BySize | ByGradients | None = module.meta.get(KEY)
         return boxed(module) if runner is None else _as_boxed(runner.backward)
 
 

@@ -24,6 +24,7 @@ from outcore.ir.trace import Trace
 from outcore.measure import says_memory
 from outcore.runtime.budget.placing import call, give
 from outcore.runtime.conduct.conductor import Conductor
+from outcore.runtime.missing_gradients import fill
 from outcore.runtime.step.replay import Replay, replay_of
 from outcore.runtime.step.store import Store
 from outcore.runtime.step.versions import versions_of
@@ -117,12 +118,13 @@ class Runner:
         args.clear()
         store = self.engine.stores.find(stand_in)
         store.check_versions()
+        fill(self.graph.captured.trace, tangents, self.graph.captured.device)
         if any(map(is_batched, tangents)):
             raise StepError(
                 reason="is_grads_batched=True cannot run a graph that outcore plans: call "
                 "torch.autograd.grad once for each gradient, with retain_graph=True"
             )
-        with _with_default(store.default_dtype):
+        with with_default(store.default_dtype):
             return self._come_back(store, tangents)
 
     def _come_back(self, store: Store, tangents: list[Any]) -> tuple[Any, ...]:
@@ -260,17 +262,8 @@ class Runner:
                 inputs = self._learn_late(error, visit, executable)
 
 
-def _let_lie(
-    given: list[Any], trace: Trace, values: Sequence[int], positions: Iterable[int]
-) -> None:
-    """Replace what is `given` at `positions` by what lies in memory, without conj or neg bits."""
-    for position in positions:
-        value = trace.values[values[position]]
-        given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)
-
-
 @contextmanager
-def _with_default(dtype: torch.dtype) -> Iterator[None]:
+def with_default(dtype: torch.dtype) -> Iterator[None]:
     """Context with `dtype` as the default dtype."""
     before = torch.get_default_dtype()
     if before == dtype:
@@ -281,6 +274,15 @@ def _with_default(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _let_lie(
+    given: list[Any], trace: Trace, values: Sequence[int], positions: Iterable[int]
+) -> None:
+    """Replace what is `given` at `positions` by what lies in memory, without conj or neg bits."""
+    for position in positions:
+        value = trace.values[values[position]]
+        given[position] = as_it_lies(given[position], conj=value.conj, neg=value.neg)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode, UnsupportedFakeTensorE
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.fx.graph import _BoxedCodeGen
 from torch.nn.utils.stateless import _reparametrize_module as with_states
 from torch.utils._python_dispatch import (
@@ -88,6 +88,7 @@ __all__ = [
     "runs_in_backward",
     "runs_in_forward",
     "stand_in_survives",
+    "statically_known_true",
     "suggest_memory_format",
     "triton_kernel_wrapper_functional",
     "triton_kernel_wrapper_mutation",

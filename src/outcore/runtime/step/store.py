@@ -60,6 +60,8 @@ class Store:
     queue: object = None
     number: int = field(default_factory=lambda: next(_numbers))
     runner: Any = None
+    call: Any = None
+    """What `ByGradients` notes of the forward call."""
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     """That of the forward call."""
     away: list[MovedTensors] = field(default_factory=list)
@@ -108,7 +110,7 @@ class Store:
             each.lane.close()
         self.crossing.clear()
         self.versions.clear()
-        self.runner = None
+        self.runner = self.call = None
 
 
 class Stores:
