@@ -6,6 +6,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -594,3 +595,20 @@ def test_generated_graphs(choices: list[tuple[str, int]], ends: list[int], used:
         for plain, ours, zeros in zip(*found, strict=True):
             assert (plain is None) == (ours is None)
             assert ours is None or torch.equal(ours, zeros)
+
+
+def test_saved_plans_are_found_again(tmp_path: Path) -> None:
+    """Also with `strict`, and although the first steps have another graph."""
+    path = tmp_path / "plans.json"
+    for given in (None, path):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = Heads()
+        options: dict[str, Any] = {"plan": given, "strict": given is not None}
+        backend = Backend(budget="1GiB", policy="swap-all", **options)
+        call = torch.compile(module, backend=backend)
+        for _ in range(STEPS + 2):
+            call(torch.randn(64, WIDTH))[0].sum().backward()
+        if given is None:
+            backend.save_plans(path)
+    assert f"from {path}" in str(backend.report())

@@ -17,7 +17,13 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from outcore.capture import Missing, as_dynamo_compiles, keeps_graph, without_autocast
+from outcore.capture import (
+    Missing,
+    as_dynamo_compiles,
+    as_kernels,
+    keeps_graph,
+    without_autocast,
+)
 from outcore.errors import CaptureError, StepError
 from outcore.execute import drawing
 from outcore.gc_paused import gc_paused
@@ -69,7 +75,8 @@ class Call:
 class ByGradients:
     """A Runner or BySize for each set of results that get no gradient, made when first needed.
 
-    `make` makes one of a joint graph; it raises CaptureError if it cannot. `static`: positions of
+    `make` makes one of a joint graph, which may be provisional (`PlannedGraph`); it raises
+    CaptureError if it cannot. `static`: positions of
     the forward inputs that persist from step to step. `saved`: positions of those that the forward
     call returns as saved tensors.
     """
@@ -80,7 +87,7 @@ class ByGradients:
         missing: Missing,
         static: Collection[int],
         saved: Collection[int],
-        make: Callable[[Any], Calls],
+        make: Callable[..., Calls],
     ) -> None:
         self.engine, self.missing = engine, missing
         self.forward_calls = 0
@@ -94,10 +101,12 @@ class ByGradients:
         """What calls did without, and were right."""
         self._known: dict[int, int] = {}
         """Tangents -> those of them that the graph can do without."""
+        self._lost: dict[int, list[int]] = {}
+        """Missing tangents -> the gradients that are zeros then."""
         self._told = missing.again
         """Whether backward calls are told of missing gradients, and forward could run again."""
         left = self._left(None)
-        self._latest = left, make(missing.reduced(left))
+        self._latest = left, self._made(left)
         """The tangents that the latest call did without, and what ran it."""
 
     def __deepcopy__(self, _: dict[int, Any]) -> ByGradients:
@@ -115,6 +124,7 @@ class ByGradients:
         with suppress(CaptureError):  # if it was closed meanwhile
             left, calls = self._for(self._left(weights))
         with self.engine.lock:
+            self.engine.driver.refuse_capture()
             call = Call(left, calls, weights) if not left else self._call(left, calls, args)
             results = calls.forward(args)
             self.engine.stores.find(results[-1]).call = call
@@ -130,7 +140,7 @@ class ByGradients:
         call: Call = store.call
         missing = sum(1 << i for i, tangent in enumerate(tangents) if tangent is None)
         self._note(missing)
-        lost = [i for i, of in enumerate(self.missing.gradients) if of and not of & ~missing]
+        lost = self._lost_by(missing)
         none = {i for i in lost if may_be_none(call.weights.get(i))}
         zeros = [self.missing.gradients[i] for i in lost if i not in none]
         if call.left & ~missing or not all(of & ~call.left for of in zeros):
@@ -150,9 +160,9 @@ class ByGradients:
         left = self._possible(self._all & ~self._assumed)
         if not left or weights is None:
             return left
-        lost = ((i, of) for i, of in enumerate(self.missing.gradients) if of and not of & ~left)
-        for of in [of for i, of in lost if not may_be_none(weights.get(i))]:
-            left &= ~of
+        for i in self._lost_by(left):
+            if not may_be_none(weights.get(i)):
+                left &= ~self.missing.gradients[i]
         return self._possible(left)
 
     def _possible(self, tangents: int) -> int:
@@ -160,13 +170,25 @@ class ByGradients:
             self._known[tangents] = self.missing.without(tangents)
         return self._known[tangents]
 
+    def _lost_by(self, missing: int) -> list[int]:
+        if missing not in self._lost:
+            gradients = enumerate(self.missing.gradients)
+            self._lost[missing] = [i for i, of in gradients if of and not of & ~missing]
+        return self._lost[missing]
+
     def _for(self, left: int) -> tuple[int, Calls]:
-        """What runs a call without the tangents `left`."""
-        if left != self._latest[0]:
-            with as_dynamo_compiles(), gc_paused():
-                if left != self._latest[0]:  # another thread may have made it meanwhile
-                    self._latest = left, self._make(self.missing.reduced(left))
-        return self._latest
+        """What runs a call without the tangents `left`. Raises CaptureError if it cannot be."""
+        latest = self._latest
+        if left != latest[0]:
+            with as_dynamo_compiles(), as_kernels(), without_autocast(), gc_paused():
+                latest = self._latest  # another thread may have made it meanwhile
+                if left != latest[0]:
+                    latest = self._latest = left, self._made(left)
+        return latest
+
+    def _made(self, left: int) -> Calls:
+        reduced, provisional = self.missing.reduced(left), self._backward_calls < STEPS
+        return self._make(reduced, provisional=provisional)
 
     def _call(self, left: int, calls: Calls, args: list[Any]) -> Call:
         """A call that is about to begin, and may have to run again."""

@@ -119,8 +119,8 @@ class GraphCompiler:
             halves = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
             outside = shells(*halves, outputs, missing.overwritten)
 
-            def make(graph: GraphModule) -> Runner:
-                source, conductor = self._captured(graph, outputs, static)
+            def make(graph: GraphModule, *, provisional: bool) -> Runner:
+                source, conductor = self._captured(graph, outputs, static, provisional=provisional)
                 return Runner(conductor, outside.saved_inputs, source.sparse)
 
             with suppress(CaptureError):  # then it is refused below
@@ -142,13 +142,13 @@ class GraphCompiler:
         return outside.forward, outside.backward
 
     def _captured(
-        self, joint: GraphModule, outputs: int, static: list[int]
+        self, joint: GraphModule, outputs: int, static: list[int], *, provisional: bool = False
     ) -> tuple[Source, Conductor]:
         """What is captured of `joint`, which is rewritten. Raises CaptureError if it cannot be."""
         with self._capturing():
             joint = self._fused(joint, outputs)
             source = source_of(rewritten(joint, outputs, self.state.large_inputs), outputs, static)
-            return source, self._conductor(source, outputs, static)
+            return source, self._conductor(source, outputs, static, provisional=provisional)
 
     def _by_gradients(
         self, missing: Missing, static: list[int], outside: Shells, make: Callable[..., Any]
@@ -179,15 +179,18 @@ class GraphCompiler:
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
         outside = shells(forward, backward, outputs, missing.overwritten)
 
-        def make(graph: GraphModule) -> BySize:
-            return self._by_size(Symbolic(graph, outputs, static), outside.saved_inputs)
+        def make(graph: GraphModule, *, provisional: bool = False) -> BySize:
+            symbolic = Symbolic(graph, outputs, static)
+            return self._by_size(symbolic, outside.saved_inputs, provisional=provisional)
 
         if len(missing.tangents) > 1:
             return self._by_gradients(missing, static, outside, make)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = make(joint)
         return outside.forward, outside.backward
 
-    def _by_size(self, symbolic: Symbolic, saved_inputs: Sequence[int]) -> BySize:
+    def _by_size(
+        self, symbolic: Symbolic, saved_inputs: Sequence[int], *, provisional: bool
+    ) -> BySize:
         """The calls of a graph with symbolic sizes."""
         outputs, static = symbolic.forward_outputs, symbolic.static_inputs
         saved = tuple(map(symbolic.given.index, saved_inputs))
@@ -199,7 +202,7 @@ class GraphCompiler:
         def make(args: Sequence[Any]) -> Runner:
             with self._capturing():
                 source = at_sizes.at(args)
-                conductor = self._conductor(source, outputs, static)
+                conductor = self._conductor(source, outputs, static, provisional=provisional)
             return Runner(conductor, saved, source.sparse)
 
         return BySize(symbolic, len(saved), make)
@@ -223,7 +226,9 @@ class GraphCompiler:
             self.state.note(f"fuse: some ops run one by one, as fusing them failed ({first})")
         return joint
 
-    def _conductor(self, source: Source, outputs: int, static: list[int]) -> Conductor:
+    def _conductor(
+        self, source: Source, outputs: int, static: list[int], *, provisional: bool
+    ) -> Conductor:
         """The conductor of a graph, which is registered with its device's engine."""
         state, captured = self.state, source.captured
         engine = state.engine_for(captured.device)
@@ -237,6 +242,7 @@ class GraphCompiler:
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
+        graph.provisional = provisional
         engine.add(graph, compiled=state.compiled_anew or state.options.fuse)
         state.compiled_anew = False
         if not source.told:

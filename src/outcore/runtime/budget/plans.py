@@ -98,9 +98,10 @@ class Plans:
     def check_known(self, graph: PlannedGraph, *, checked: bool) -> None:
         """With `strict`, raise DigestError if the file of plans is known to lack the graph.
 
-        `checked`: a step has confirmed the trace.
+        `checked`: a step has confirmed the trace. A provisional graph may lack a plan, until it is
+        planned itself.
         """
-        if self._settings.strict:
+        if self._settings.strict and not graph.provisional:
             self._settings.given.check_known(graph.captured.trace, checked=checked)
 
     def still_fits(self, planned: Planned, graph: PlannedGraph, inputs: Sequence[Any]) -> bool:

@@ -66,6 +66,8 @@ class PlannedGraph:
         self.execution: PlannedExecution | None = None
         self.retired = False
         """Whether the graph runs in-core from now on, with `fallback`."""
+        self.provisional = False
+        """Whether it may soon be replaced by one that does without more (`ByGradients`)."""
         self.observed = Observations()
         """Which calls were outstanding as calls of this graph began, waited and came back, and the
         external memory then."""
