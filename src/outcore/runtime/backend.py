@@ -18,7 +18,7 @@ from outcore.report import Report
 from outcore.runtime.graph_compiler import Call, GraphCompiler
 from outcore.runtime.settings.options import Keywords, checked_options
 from outcore.runtime.settings.reuse import Given, save_file
-from outcore.runtime.state import BackendState
+from outcore.runtime.state import CLOSED, BackendState
 from outcore.runtime.summary import report_of
 
 
@@ -131,7 +131,7 @@ class Backend(BackendState):
         """
         self.closed = True
         if self.engine is not None:
-            self.engine.close("its backend was closed")
+            self.engine.close(CLOSED)
 
 
 def _refuse_asked(asked: Mapping[str, Any]) -> None:

@@ -39,14 +39,14 @@ from outcore.capture import (
 )
 from outcore.errors import CaptureError
 from outcore.execute import Executable, in_core
-from outcore.runtime.by_gradients import ByGradients
+from outcore.runtime.by_gradients import ALONE, ByGradients, Variant
 from outcore.runtime.by_size import BySize
 from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.missing_gradients import telling_missing
 from outcore.runtime.parameters import Parameters
 from outcore.runtime.runner import Runner
-from outcore.runtime.state import BackendState, Tally
+from outcore.runtime.state import CLOSED, BackendState, Tally
 
 KEY = "outcore_runner"
 """Key of the Runner in the `meta` of a shell module. The Runner holds the graph, so the graph lives
@@ -116,17 +116,10 @@ class GraphCompiler:
         outputs, static = num_fwd_outputs, list(static_lifetime_input_indices or ())
         missing = Missing(joint, outputs)
         if len(missing.tangents) > 1:
-            halves = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
-            outside = shells(*halves, outputs, missing.overwritten)
-
-            def make(graph: GraphModule, *, provisional: bool) -> Runner:
-                source, conductor = self._captured(graph, outputs, static, provisional=provisional)
-                return Runner(conductor, outside.saved_inputs, source.sparse)
-
             with suppress(CaptureError):  # then it is refused below
-                return self._by_gradients(missing, static, outside, make)
+                return self._several(missing, joint_inputs, static)
         try:
-            source, conductor = self._captured(joint, outputs, static)
+            source, conductor = self._captured(joint, outputs, static, ALONE)
         except CaptureError as error:
             self.state.refuse(error)
             return default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
@@ -141,14 +134,32 @@ class GraphCompiler:
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = runner
         return outside.forward, outside.backward
 
+    def _several(
+        self, missing: Missing, joint_inputs: Any, static: list[int]
+    ) -> tuple[GraphModule, GraphModule]:
+        """The shells of a graph with several results that may get gradients.
+
+        Raises CaptureError if it cannot be planned.
+        """
+        outputs = missing.forward_outputs
+        halves = default_partition(missing.joint, joint_inputs, num_fwd_outputs=outputs)
+        outside = shells(*halves, outputs, missing.overwritten)
+
+        def make(joint: GraphModule, variant: Variant) -> Runner:
+            source, conductor = self._captured(joint, outputs, static, variant)
+            saved, again = outside.saved_inputs, variant.may_run_again
+            return Runner(conductor, saved, source.sparse, remembers_draws=again)
+
+        return self._by_gradients(missing, static, outside, make)
+
     def _captured(
-        self, joint: GraphModule, outputs: int, static: list[int], *, provisional: bool = False
+        self, joint: GraphModule, outputs: int, static: list[int], variant: Variant
     ) -> tuple[Source, Conductor]:
         """What is captured of `joint`, which is rewritten. Raises CaptureError if it cannot be."""
         with self._capturing():
             joint = self._fused(joint, outputs)
             source = source_of(rewritten(joint, outputs, self.state.large_inputs), outputs, static)
-            return source, self._conductor(source, outputs, static, provisional=provisional)
+            return source, self._conductor(source, outputs, static, variant)
 
     def _by_gradients(
         self, missing: Missing, static: list[int], outside: Shells, make: Callable[..., Any]
@@ -179,18 +190,16 @@ class GraphCompiler:
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=outputs)
         outside = shells(forward, backward, outputs, missing.overwritten)
 
-        def make(graph: GraphModule, *, provisional: bool = False) -> BySize:
-            symbolic = Symbolic(graph, outputs, static)
-            return self._by_size(symbolic, outside.saved_inputs, provisional=provisional)
+        def make(joint: GraphModule, variant: Variant) -> BySize:
+            symbolic = Symbolic(joint, outputs, static)
+            return self._by_size(symbolic, outside.saved_inputs, variant)
 
         if len(missing.tangents) > 1:
             return self._by_gradients(missing, static, outside, make)
-        outside.forward.meta[KEY] = outside.backward.meta[KEY] = make(joint)
+        outside.forward.meta[KEY] = outside.backward.meta[KEY] = make(joint, ALONE)
         return outside.forward, outside.backward
 
-    def _by_size(
-        self, symbolic: Symbolic, saved_inputs: Sequence[int], *, provisional: bool
-    ) -> BySize:
+    def _by_size(self, symbolic: Symbolic, saved_inputs: Sequence[int], variant: Variant) -> BySize:
         """The calls of a graph with symbolic sizes."""
         outputs, static = symbolic.forward_outputs, symbolic.static_inputs
         saved = tuple(map(symbolic.given.index, saved_inputs))
@@ -202,8 +211,9 @@ class GraphCompiler:
         def make(args: Sequence[Any]) -> Runner:
             with self._capturing():
                 source = at_sizes.at(args)
-                conductor = self._conductor(source, outputs, static, provisional=provisional)
-            return Runner(conductor, saved, source.sparse)
+                conductor = self._conductor(source, outputs, static, variant)
+            again = variant.may_run_again
+            return Runner(conductor, saved, source.sparse, remembers_draws=again)
 
         return BySize(symbolic, len(saved), make)
 
@@ -227,11 +237,13 @@ class GraphCompiler:
         return joint
 
     def _conductor(
-        self, source: Source, outputs: int, static: list[int], *, provisional: bool
+        self, source: Source, outputs: int, static: list[int], variant: Variant
     ) -> Conductor:
         """The conductor of a graph, which is registered with its device's engine."""
         state, captured = self.state, source.captured
-        engine = state.engine_for(captured.device)
+        engine = variant.engine
+        if engine is None or engine.device != captured.device:
+            engine = state.engine_for(captured.device)
         if any(op.target.startswith(CONDITION) for op in captured.trace.ops):
             state.note(BRANCHES)
         constants, dense = len(captured.constants), source.dense
@@ -242,9 +254,11 @@ class GraphCompiler:
             return in_core(boxed(forward), boxed(backward), outputs, constants)
 
         graph = PlannedGraph(captured, fallback, engine.equipment, engine.registry.tell)
-        graph.provisional = provisional
+        graph.provisional = variant.provisional
         engine.add(graph, compiled=state.compiled_anew or state.options.fuse)
         state.compiled_anew = False
+        if state.closed:
+            graph.retire(CLOSED)
         if not source.told:
             state.note_capture(engine.steps.number)
         return Conductor(engine, graph)

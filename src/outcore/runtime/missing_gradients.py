@@ -27,7 +27,10 @@ Call = Callable[..., Any]
 class Told(Protocol):
     """What wants to know whether its backward calls are told of missing gradients."""
 
-    forward_calls: int
+    @property
+    def forward_calls(self) -> int:
+        """How many forward calls this thread has made."""
+        ...
 
     def tells(self, *, node: bool) -> None:
         """Note whether the autograd node of the latest forward call was found, and told."""
@@ -77,13 +80,13 @@ def fill(trace: Trace, tangents: list[Any], device: torch.device) -> None:
             tangents[position] = made.zero_()
 
 
-def may_be_none(weight: Any) -> bool:
-    """Whether None may be the gradient of an input: nobody but autograd waits for it.
+def may_be_none(weight: torch.Tensor | None) -> bool:
+    """Whether None may be the gradient of a parameter: nobody but autograd waits for it.
 
     Autograd would call hooks with None, and plain PyTorch would not call them. Where processes
     train together, their hooks expect a gradient for each parameter, and cannot be seen.
     """
-    if not (isinstance(weight, torch.Tensor) and weight.is_leaf and weight.requires_grad):
+    if weight is None:
         return False
     if distributed.is_available() and distributed.is_initialized():
         return False

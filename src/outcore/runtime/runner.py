@@ -48,8 +48,12 @@ class Runner:
         conductor: Conductor,
         saved_inputs: tuple[int, ...],
         sparse: SparseGradients | None,
+        *,
+        remembers_draws: bool = False,
     ) -> None:
+        """`remembers_draws`: whether stores get a `generator_state`."""
         self.conductor, self.saved_inputs, self.sparse = conductor, saved_inputs, sparse
+        self.remembers_draws = remembers_draws
         self.graph, self.engine = conductor.graph, conductor.engine
 
     def __deepcopy__(self, _: dict[int, Any]) -> Runner:
@@ -77,6 +81,7 @@ class Runner:
         graph, residency, clock = self.graph, self.engine.residency, self.engine.driver.clock
         inputs = list(map(plain, args))
         args.clear()
+        state = self.engine.driver.generator.get_state() if self.remembers_draws else None
         self.engine.metering.enter()
         self.conductor.begin_call()
         fixed = graph.captured.fixed
@@ -104,6 +109,7 @@ class Runner:
             visit.work.append((start, clock.now()))
             visit.forward_stop = self.engine.metering.leave()
             visit.away_bytes = -self.engine.stores.away_bytes()
+            store.generator_state = state
             stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         self.engine.growth.left(graph, executable, visit)
         if given is not None:

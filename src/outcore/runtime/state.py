@@ -17,6 +17,8 @@ RESTLESS_STEPS, OF_STEPS = 20, 24
 """The backend warns if `RESTLESS_STEPS` of the latest `OF_STEPS` steps were captured anew."""
 
 
+CLOSED = "its backend was closed"
+
 FROZEN = (
     "tensors that existed when gc.freeze() was called may not count toward the budget: call "
     "gc.unfreeze() before the first training call, or gc.freeze() after it"
@@ -80,7 +82,7 @@ class BackendState:
     def engine_for(self, device: torch.device) -> Engine:
         """The engine. Raises CaptureError if it is another device's, or if this was closed."""
         if self.closed:
-            raise CaptureError(reason="its backend was closed")
+            raise CaptureError(reason=CLOSED)
         if self.engine is None:
             settings = settings_for(self.options, device)
             over = over_memory(settings, device)

@@ -25,8 +25,10 @@ from outcore.capture.compiler.compat import (
     statically_known_true,
 )
 from outcore.capture.nodes.phases import arguments
+from outcore.capture.nodes.storages import tensors_in
 from outcore.capture.rewrites.views import describe_again
 from outcore.capture.rewrites.zeros import args_in, zeros_of
+from outcore.ir.trace import Effect
 
 _aten = torch.ops.aten
 
@@ -47,10 +49,12 @@ class Missing:
 
     def __init__(self, joint: GraphModule, forward_outputs: int) -> None:
         self.joint, self.forward_outputs = joint, forward_outputs
-        primals, self.tangents = arguments(joint)
-        self.overwritten = mutated_inputs(joint.graph.output_node(), primals)
-        """As `Captured.overwritten`."""
-        self._stale = {primals[i] for i in self.overwritten}
+        self._primals, self.tangents = arguments(joint)
+
+    @cached_property
+    def overwritten(self) -> tuple[int, ...]:
+        """As `Captured.overwritten`. Raises CaptureError if they cannot be told."""
+        return mutated_inputs(self.joint.graph.output_node(), self._primals)
 
     @cached_property
     def gradients(self) -> list[int]:
@@ -62,16 +66,32 @@ class Missing:
 
     @cached_property
     def again(self) -> bool:
-        """Whether gradients are the same if forward runs once more.
+        """Whether forward may run once more, and gradients are the same then.
 
         AOTAutograd overwrites inputs, such as running statistics, when a forward call is over.
         """
-        return not self._stale or not _reads(self._results[self.forward_outputs :], self._stale)
+        device = self.tangents[0].meta["val"].device
+        calls = (node for node in self.joint.graph.nodes if node.op == "call_function")
+        if not all(_repeats(node, device) for node in calls):
+            return False
+        stale = {self._primals[i] for i in self.overwritten}
+        return not _reads(self._results[self.forward_outputs :], stale)
 
-    @property
-    def scalars(self) -> int:
-        """The tangents of results that are single numbers, such as losses, as a set of bits."""
-        return sum(1 << i for i, node in enumerate(self.tangents) if not node.meta["val"].ndim)
+    def losses(self, static: Collection[int]) -> int:
+        """The tangents of results that are single numbers and depend on data, as a set of bits.
+
+        `static`: positions of the inputs that persist from step to step.
+        """
+        data = {node for i, node in enumerate(self._primals) if i not in static}
+        for node in self.joint.graph.nodes:
+            if not data.isdisjoint(node.all_input_nodes):
+                data.add(node)
+        described = list(self.joint.graph.output_node().meta.get("desc", ()))
+        results = dict(zip(described[: self.forward_outputs], self._results, strict=False))
+        whose = (getattr(tangent.meta.get("desc"), "output", None) for tangent in self.tangents)
+        found = (results.get(each) in data for each in whose)
+        scalar = (not tangent.meta["val"].ndim for tangent in self.tangents)
+        return sum(1 << i for i, each in enumerate(zip(found, scalar, strict=True)) if all(each))
 
     def without(self, left: int) -> int:
         """Those of the tangents of the set `left` that the graph can do without."""
@@ -101,7 +121,7 @@ class Missing:
             if node not in zeros and _adds(node, zeros):
                 _keep_other(graph, node, zeros)
         kept = {tangent for i, tangent in enumerate(self.tangents) if not left >> i & 1}
-        _erase(graph, [new[node] for node in self._zero if node not in kept])
+        _erase(graph, list(map(new.__getitem__, self._zero)), {new[node] for node in kept})
         graph.lint()
         return LazyGraphModule(self.joint, graph)
 
@@ -116,6 +136,20 @@ class Missing:
     def _zeros(self, left: int) -> set[Node]:
         """The nodes that are zeros if the tangents of the set `left` are missing."""
         return {node for node, of in self._zero.items() if of and of & ~left == 0}
+
+
+def _repeats(node: Node, device: torch.device) -> bool:
+    """Whether a call may run a second time, and then returns dense tensors with the same bits.
+
+    Random ops do if they draw from the generator of `device`.
+    """
+    made = tensors_in(node.meta.get("val"))
+    if not isinstance(node.target, OpOverload):
+        return node.target is operator.getitem or not made  # else a number
+    effects = aten.effects(node.target)
+    if effects - {Effect.RANDOM} or any(t.layout is not torch.strided for t in made):
+        return False
+    return Effect.RANDOM not in effects or all(t.device == device for t in made)
 
 
 def _needed(graph: Graph, zeros: set[Node]) -> set[Node]:
@@ -219,19 +253,21 @@ def _order_of(made: Tensor) -> list[int] | None:
     expected: Any = 1
     while len(order) < made.ndim:
         left = (i for i in reversed(range(made.ndim)) if i not in order)
-        inner = next((i for i in left if statically_known_true(made.stride(i) == expected)), None)
-        if inner is None:
+        found = [i for i in left if statically_known_true(made.stride(i) == expected)]
+        if not found:
             return None
+        ones = (i for i in found if statically_known_true(made.shape[i] == 1))
+        inner = next(ones, found[0])  # what is beside a side of 1 has the same stride
         order.insert(0, inner)
         expected = expected * made.shape[inner]
     return order
 
 
-def _erase(graph: Graph, orphans: list[Node]) -> None:
+def _erase(graph: Graph, orphans: list[Node], kept: set[Node]) -> None:
     """Erase those of `orphans` that nobody uses, and what is left without users then."""
     while orphans:
         node = orphans.pop()
-        if node._erased or node.users or not _may_go(node):
+        if node._erased or node.users or node in kept or not _may_go(node):
             continue
         orphans += node.all_input_nodes
         graph.erase_node(node)

@@ -18,21 +18,29 @@ from outcore.capture.rewrites.views import is_view
 _aten = torch.ops.aten
 
 FIRST = frozenset((
-    "_to_copy", "_unsafe_view", "clone", "constant_pad_nd", "cumsum", "div", "flip", "gather",
-    "index", "index_select", "masked_fill", "mean", "neg", "repeat", "reshape", "roll", "sum",
-    "tril", "triu",
+    "_fft_c2c", "_fft_c2r", "_fft_r2c", "_to_copy", "_unsafe_view", "clone", "constant_pad_nd",
+    "cumsum", "diag_embed", "div", "flip", "gather", "index", "index_select", "masked_fill", "mean",
+    "neg", "repeat", "reshape", "roll", "sum", "tril", "triu",
 ))  # fmt: skip
 """Ops that, as views do, return zeros if their first argument is zeros, whatever the others are."""
 
-ANY = frozenset(("bmm", "mm", "mul"))
+OTHER_VIEWS = ("as_strided", "indices", "values")
+"""Endings of the names of views that may return more than zeros: what lies beside their argument,
+or parts of a sparse tensor."""
+
+ANY = frozenset(("bmm", "linalg_cross", "mm", "mul", "mv"))
 """Ops that return zeros if one of their first two arguments is zeros."""
 
 ITEMS = {
     "_sparse_coo_tensor_with_dims_and_tensors": (4,),
     "add": (0, 1),
     "cat": (0,),
+    "copy": (1,),
+    "diagonal_scatter": (0, 1),
     "index_add": (0, 3),
+    "index_fill": (0, 3),
     "index_put": (0, 2),
+    "linalg_solve_triangular": (1,),
     "scatter": (0, 3),
     "scatter_add": (0, 3),
     "select_scatter": (0, 1),
@@ -42,6 +50,9 @@ ITEMS = {
     "where": (1, 2),
 }
 """Ops that return zeros if all is zeros that they take items from -> where these arguments are."""
+
+NAMED = ("other", "source", "src", "value")
+"""Names of such arguments, which may be given by name."""
 
 FILLED = {"constant_pad_nd": 2, "masked_fill": 2}
 """Those of `FIRST` that also return items of a number -> its position."""
@@ -87,7 +98,7 @@ def _of_linear(node: Node, name: str, found: Mapping[Node, int]) -> int:
         return next((found[each] for each in args[:2] if found.get(each, 0)), 0)
     if name in ITEMS:
         taken = (args[i] for i in ITEMS[name] if i < len(args))
-        named = (each for key, each in node.kwargs.items() if key == "value")
+        named = (each for key, each in node.kwargs.items() if key in NAMED)
         return _of_all((*taken, *named), found)
     return 0
 
@@ -95,7 +106,7 @@ def _of_linear(node: Node, name: str, found: Mapping[Node, int]) -> int:
 def _is_of_first(node: Node, name: str) -> bool:
     """Whether a call returns items of its first argument, or sums of them, or zeros."""
     if is_view(node.target):
-        return name != "as_strided"  # it may read what lies beside its argument
+        return not name.endswith(OTHER_VIEWS)
     beside = (*args_of(node)[FILLED[name] :], *node.kwargs.values()) if name in FILLED else ()
     return name in FIRST and all(map(_is_full_of_zeros, beside))
 
@@ -103,9 +114,13 @@ def _is_of_first(node: Node, name: str) -> bool:
 def _of_backward(node: Node, op: OpOverload, found: Mapping[Node, int]) -> int:
     """What the derivative of an op returns is linear in the gradients that it is given."""
     named = zip(op._schema.arguments, args_of(node), strict=False)
-    gradients = [given for argument, given in named if argument.name.startswith("grad")]
+    gradients = [given for argument, given in named if _is_gradient(argument)]
     others = set(args_in(node, found)).difference(tree_leaves(gradients))
     return 0 if others else _of_all(gradients, found)
+
+
+def _is_gradient(argument: Any) -> bool:
+    return argument.name.startswith("grad") and "Tensor" in str(argument.type)
 
 
 def _of_all(given: Iterable[Any], found: Mapping[Node, int]) -> int:
@@ -124,7 +139,7 @@ def _is_full_of_zeros(given: Any) -> bool:
     if not isinstance(given, Node):
         return given is None or (isinstance(given, int | float) and given == 0)
     op, args = given.target, given.args
-    if op in (_aten.zeros.default, _aten.new_zeros.default):
+    if op in (_aten.zeros.default, _aten.new_zeros.default, _aten.zeros_like.default):
         return True
     if op is _aten.full.default:
         return _is_full_of_zeros(args[1])

@@ -59,7 +59,21 @@ def replay_of(
         for index, value in values.items()
     }
     may_change = [inputs[index] for index in overwritten]
-    return Replay(tuple(inputs), generator_state, copies, versions_of(inputs, may_change))
+    held = tuple(map(without_origin, inputs))
+    return Replay(held, generator_state, copies, versions_of(inputs, may_change))
+
+
+def without_origin(given: Any) -> Any:
+    """`given`, without the autograd graph that made it, or will once the call overwrites it.
+
+    What is held until the backward of a call would never be freed if it refers to that call.
+    """
+    return given if not isinstance(given, torch.Tensor) or is_parameter(given) else given.detach()
+
+
+def is_parameter(given: Any) -> bool:
+    """Whether autograd accumulates the gradient of an input."""
+    return isinstance(given, torch.Tensor) and given.requires_grad and given.is_leaf
 
 
 def _copy(given: torch.Tensor, offset: int, nbytes: int) -> torch.Tensor:
