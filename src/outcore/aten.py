@@ -290,6 +290,11 @@ def is_opaque(target: str) -> bool:
     return target.partition(".")[0] not in KNOWN_NAMESPACES and target not in KNOWN
 
 
+def varies(target: str) -> bool:
+    """Whether a second run of an op may give other results, though no argument was changed."""
+    return target in VARYING or is_opaque(target)
+
+
 def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
     """Return what a call does in addition to computing its results."""
     found = set()
@@ -299,7 +304,7 @@ def effects(op: torch._ops.OpOverload) -> frozenset[Effect]:
         found.add(Effect.MUTATES)
     if op.namespace in COLLECTIVES:
         found.add(Effect.COLLECTIVE)
-    if str(op) in VARYING or is_opaque(str(op)):
+    if varies(str(op)):
         found.add(Effect.UNREPEATABLE)
     return frozenset(found)
 

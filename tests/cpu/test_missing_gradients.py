@@ -386,7 +386,9 @@ def test_results_that_get_a_gradient_later(
     wrapped = copy.deepcopy(module)
     backend = Backend(budget="1GiB", strict=True, policy="swap-all")
     call = torch.compile(wrapped, backend=backend, dynamic=dynamic)
-    assert equal(scored(wrapped, call, surprising), scored(module, module, surprising))
+    same: Any = "aot_eager" if norm else lambda graph, _: graph  # eager's layouts are others
+    expected = torch.compile(module, backend=same, dynamic=dynamic)
+    assert equal(scored(wrapped, call, surprising), scored(module, expected, surprising))
     statistics = zip(wrapped.buffers(), module.buffers(), strict=True)
     assert all(torch.equal(a, b) for a, b in statistics)
 

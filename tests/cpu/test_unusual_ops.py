@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from outcore import Backend
 from outcore.capture.compiler.tracing import as_kernels
+from outcore.errors import StepError
 from outcore.report import Report
 from outcore.runtime.budget.plans import Plans
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD, Returns
@@ -395,6 +397,41 @@ class Turned(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.behind(turned(self.before(x).t().tanh()).t().tanh())
         return result
+
+
+@torch.library.custom_op("outcore_tests::of_its_own", mutates_args=())
+def of_its_own(x: Tensor) -> Tensor:
+    return x * torch.from_numpy(np.random.default_rng().random(x.shape) > 0.5)
+
+
+of_its_own.register_fake(torch.empty_like)
+of_its_own.register_autograd(
+    lambda ctx, gradient: gradient * (ctx.saved_tensors[0] != 0),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+def test_a_forward_that_gives_something_else_is_told() -> None:
+    """If it has to run again for a backward op that is not as described, in the first step."""
+
+    class Drawn(Turned):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = of_its_own(turned(self.before(x).t().tanh()).t())
+            return result
+
+    torch._dynamo.reset()
+    module, x = Drawn(), torch.randn(64, 64)
+    call = torch.compile(module, backend=Backend(budget="1GiB", strict=True))
+    with pytest.raises(StepError, match="Run the step again"):
+        call(x).sum().backward()
+    for _ in range(STEPS):
+        module.zero_grad()
+        result = call(x)
+        result.sum().backward()
+        straight = 1 - turned(module.before(x).t().tanh()).t() ** 2
+        assert module.before.bias.grad is not None
+        expected = ((result != 0) * straight).sum(0)
+        torch.testing.assert_close(module.before.bias.grad, expected)
 
 
 def late(backend: Any, dropped: int) -> list[Tensor]:

@@ -9,6 +9,7 @@ from weakref import ref
 
 import torch
 
+from outcore import aten
 from outcore.capture import (
     SparseGradients,
     as_it_lies,
@@ -104,6 +105,8 @@ class Runner:
             except CaptureError as error:  # holds what the failed run made until this block ends
                 inputs = self._learn(error, visit, executable)
                 self.engine.begun(graph)
+        if visit.replay is not None and self._varies:
+            visit.replay = visit.replay.giving(results[: len(graph.captured.trace.outputs)])
         with _closing_if_raised(store.lane):
             self.conductor.end_call(executable)
             visit.work.append((start, clock.now()))
@@ -235,6 +238,11 @@ class Runner:
             self.graph.correct(error)
         return visit.replay
 
+    @property
+    def _varies(self) -> bool:
+        trace = self.graph.captured.trace
+        return any(aten.varies(op.target) for op in trace.ops[: trace.boundary])
+
     def _rewound(self, replay: Replay, inputs: Iterable[Any]) -> list[Any]:
         """The `inputs`; random ops draw again what they drew."""
         with drawing():
@@ -249,11 +257,15 @@ class Runner:
         Returns what ran, and the gradients. `state`: the generator's as backward began. Others may
         have drawn since forward. `waits`: the call is outstanding still, for another backward.
         """
+        replay = visit.replay
+        assert replay is not None  # noqa: S101 - the call had to be one that can run again
         while True:
             try:
                 with self.conductor.telling_of_memory():
                     executable = self.conductor.ready(inputs, again=waits)
-                    store = self._run_forward(executable, inputs, visit)[1]
+                    results, store = self._run_forward(executable, inputs, visit)
+                    replay.check(results)
+                    del results
                     with drawing():
                         self.engine.driver.generator.set_state(state)
                     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,24 @@ class Replay:
     generator_state: torch.Tensor
     copies: Mapping[int, torch.Tensor]
     versions: Sequence[range | None]
+    results: tuple[Any, ...] = ()
+    """What the call returned, and how often each was written by then, if it contains an op that may
+    return something else if it runs again."""
+
+    def giving(self, results: Sequence[Any]) -> Replay:
+        """The same, once the call has returned `results`."""
+        held = tuple(map(without_origin, results))
+        return replace(self, results=tuple(zip(held, versions_of(results, ()), strict=True)))
+
+    def check(self, results: Sequence[Any]) -> None:
+        """Raise StepError if the call returned other results than these."""
+        for (given, version), found in zip(self.results, results, strict=False):
+            if version is not None and not (given._version in version and _same(given, found)):
+                raise StepError(
+                    reason="forward of a first step has to run again, because a kernel behaved "
+                    "differently than torch describes it, and cannot be told to give the same "
+                    f"again: a result of shape {tuple(given.shape)} differs. Run the step again"
+                )
 
     def inputs_before(self) -> list[Any]:
         """The inputs as they were before the forward call, although it is over.
@@ -41,6 +59,12 @@ class Replay:
                     "after backward"
                 )
         return [self.copies.get(index, each) for index, each in enumerate(self.inputs)]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same values; NaN counts as equal to NaN."""
+    both_nan = (one != one) & (other != other)  # noqa: PLR0124 - true for NaN alone
+    return bool(((one == other) | both_nan).all())
 
 
 def replay_of(
