@@ -11,35 +11,40 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
+from torch.fx import Interpreter
 
 from outcore.capture import (
     Missing,
+    UnknownSizesError,
     as_dynamo_compiles,
     as_kernels,
     keeps_graph,
+    plain,
     without_autocast,
 )
-from outcore.errors import StepError
+from outcore.errors import CaptureError, StepError
 from outcore.execute import drawing
 from outcore.gc_paused import gc_paused
 from outcore.runtime.budget.engine import Engine
 from outcore.runtime.by_size import BySize
-from outcore.runtime.missing_gradients import may_be_none
+from outcore.runtime.missing_gradients import (
+    is_waited_for,
+    node_is_waited_for,
+    trains_alone,
+)
 from outcore.runtime.runner import Runner, with_default
 from outcore.runtime.step.replay import is_parameter, without_origin
 from outcore.runtime.step.store import Store
 from outcore.runtime.step.versions import versions_of
 
 STEPS: Final = 2
-"""Backward calls after which results are assumed to get no gradient that got none in these."""
-
-KEPT: Final = 4
-"""The graphs of so many sets of results are kept, if calls alternate between them."""
+"""Steps after which results are assumed to get no gradient that got none in these."""
 
 LARGE_BYTES: Final = 1 << 20
 """Inputs of so many bytes are not held for a call that will hardly run again."""
@@ -73,30 +78,35 @@ class Call:
     parameters: Mapping[int, torch.Tensor]
     """Those among its inputs, by position."""
     inputs: tuple[Any, ...]
-    """Its inputs, some of them weakly; () if it need not run again."""
+    """Its inputs, some of them weakly, and None for saved ones; () if it need not run again."""
     versions: tuple[range | None, ...]
     """How often each of them may have been written; None if it does not matter."""
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     """That of the call."""
 
-    def inputs_again(self) -> list[Any]:
-        """Its inputs. Raises StepError if one is gone, or was overwritten since."""
-        found: list[Any] = [x() if isinstance(x, weakref.ref) else x for x in self.inputs]
-        for given, held, version in zip(found, self.inputs, self.versions, strict=True):
-            if given is None and held is not None:
-                raise StepError(reason=_cannot("does not exist any more"))
-            if version is not None and given._version not in version:
-                shape = tuple(given.shape)
-                raise StepError(reason=_cannot(f"of shape {shape} was changed in place"))
-        return found
+    def inputs_again(self, saved: Mapping[int, Any]) -> list[Any]:
+        """Its inputs, with those that autograd `saved`.
+
+        Raises StepError if one is gone, or was overwritten since.
+        """
+        found = list(self.inputs)
+        for i, version in enumerate(self.versions):
+            if isinstance(found[i], weakref.ref):
+                found[i] = plain(found[i]())
+                if found[i] is None:
+                    raise StepError(reason=_cannot("an input does not exist any more"))
+            if i not in saved and version is not None and found[i]._version not in version:
+                shape = tuple(found[i].shape)
+                raise StepError(reason=_cannot(f"an input of shape {shape} was changed in place"))
+        return [saved.get(i, given) for i, given in enumerate(found)]
 
 
 class ByGradients:
     """A Runner or BySize for each set of results that get no gradients, made when first needed.
 
-    `make` makes one of a joint graph and a Variant; it raises CaptureError if it cannot. `static`:
-    positions of the forward inputs that persist from step to step. `saved`: positions of those that
-    the forward call returns as saved tensors.
+    `make` makes one of a joint graph and a Variant; it raises CaptureError if it cannot, and
+    `refuse` tells of that. `static`: positions of the forward inputs that persist from step to
+    step. `saved`: positions of those that the forward call returns as saved tensors.
     """
 
     def __init__(
@@ -106,28 +116,34 @@ class ByGradients:
         static: Collection[int],
         saved: Collection[int],
         make: Callable[[Any, Variant], Graph],
+        refuse: Callable[[CaptureError], object],
     ) -> None:
         self.engine, self.missing = engine, missing
-        self._static, self._saved, self._make = frozenset(static), tuple(saved), make
-        self._alive = self._static.union(saved)
-        """Inputs that others hold until backward anyway."""
+        self._static, self._saved = frozenset(static), tuple(saved)
+        self._make, self._refuse = make, refuse
         self._all = (1 << len(missing.tangents)) - 1
-        self._assumed = missing.losses(self._static) or self._all
-        """The tangents that are assumed to be given: at first those of losses, if there are any."""
-        self._given, self._backward_calls = 0, 0
-        """The tangents that were given so far, and in how many backward calls."""
+        self._first = missing.losses(self._static) or self._all
+        """The tangents that are assumed to be given at first: those of losses, if there are any."""
+        self._given = self._waited = 0
+        """The tangents that were given so far; those that what waits for a gradient depends on."""
+        self._steps, self._came_back = 0, False
+        """Forward calls after which a backward call came, and whether one came since the latest."""
         self._confirmed: set[int] = set()
         """What calls did without, and were right."""
         self._known: dict[int, int] = {}
         """Tangents -> those of them that the graph can do without."""
         self._lost: dict[int, list[int]] = {}
         """Missing tangents -> the gradients that are zeros then."""
+        self._unhooked: set[int] = set()
+        """Ids of parameters whose nodes had no hooks as their gradients were first lost."""
         self._may_assume = missing.again
         """Whether forward could run again, and backward calls are told of missing gradients."""
         self._here = threading.local()
-        left = self._without(self._all & ~self._assumed)
-        self._graphs = {left: self._made(left)}
-        """By the tangents that they do without, the latest ones."""
+        left = self._without(self._all & ~self._first)
+        self._latest = left, self._made(left)
+        """The tangents that the latest graph does without, and that graph."""
+        self._refused: int | None = None
+        """The tangents that a graph does without which cannot be made."""
 
     def __deepcopy__(self, _: dict[int, Any]) -> ByGradients:
         """Itself: as for Runner."""
@@ -144,12 +160,17 @@ class ByGradients:
 
     def forward(self, args: list[Any]) -> list[Any]:
         """As `Runner.forward`. Raises UnknownSizesError, before it does anything."""
+        given = list(args)
+        args[:] = map(plain, args)
         parameters = {i: args[i] for i in self._static if is_parameter(args[i])}
-        left = self._left(parameters)
-        graph = self._graph(left)
-        inputs = self._held(args, confirmed=left in self._confirmed) if left else ()
-        versions = versions_of(args, [args[i] for i in self.missing.overwritten]) if left else ()
-        call = Call(left, graph, parameters, tuple(inputs), tuple(versions))
+        left, graph = self._graph(self._left(parameters))
+        if not left:
+            call = Call(left, graph, parameters, (), ())
+        else:
+            inputs = self._held(args, given, confirmed=left in self._confirmed)
+            versions = versions_of(args, [args[i] for i in self.missing.overwritten])
+            call = Call(left, graph, parameters, tuple(inputs), tuple(versions))
+        del given
         results = graph.forward(args)
         self.engine.stores.find(results[-1]).call = call
         self._here.calls = self.forward_calls + 1
@@ -163,12 +184,15 @@ class ByGradients:
         store = self.engine.stores.find(named[-1])
         call: Call = store.call
         missing = sum(1 << i for i, tangent in enumerate(tangents) if tangent is None)
-        self._note(missing)
-        lost = self._lost_by(missing)
-        none = {i for i in lost if may_be_none(call.parameters.get(i))}
-        zeros = [self.missing.gradients[i] for i in lost if i not in none]
+        with self.engine.lock:
+            self._given |= self._all & ~missing
+            self._came_back = True
+        lost, alone = self._lost_by(missing), trains_alone()
+        none = {i for i in lost if alone and self._may_be_none(call.parameters.get(i))}
+        zeros = [self.missing.gradients[i] for i in lost if i not in none and call.left]
         if call.left & ~missing or not all(of & ~call.left for of in zeros):
-            gradients = self._again(store, missing, tangents)
+            self._wait_for(zeros)
+            gradients = self._again(store, named, missing, tangents)
         else:
             gradients = call.graph.backward([*named, *_kept(call.left, tangents)])
             self._confirmed.add(call.left)
@@ -176,16 +200,41 @@ class ByGradients:
 
     # ---- what is assumed ------------------------------------------------------------------------
 
-    def _left(self, parameters: Mapping[int, Any]) -> int:
+    def _left(self, parameters: Mapping[int, torch.Tensor]) -> int:
         """The tangents that a call is to do without.
 
         Not those that are all that an input's gradient depends on, unless that may be None.
         """
-        left = self._without(self._all & ~self._assumed)
-        for i in self._lost_by(left):
-            if not may_be_none(parameters.get(i)):
-                left &= ~self.missing.gradients[i]
-        return self._without(left)
+        with self.engine.lock:
+            self._steps += self._came_back
+            self._came_back = False
+            left, alone = self._assumed_missing(), trains_alone()
+            lost = [(i, parameters.get(i)) for i in self._lost_by(left)]
+            waits = [i for i, p in lost if p is None or not alone or is_waited_for(p)]
+            if waits:
+                self._wait_for(self.missing.gradients[i] for i in waits)
+                left = self._assumed_missing()
+            return left
+
+    def _assumed_missing(self) -> int:
+        given = self._given if self._steps >= STEPS else self._first | self._given
+        return self._without(self._all & ~given & ~self._waited)
+
+    def _wait_for(self, gradients: Iterable[int]) -> None:
+        """Do not do without what these gradients depend on any more: zeros must be made of them."""
+        with self.engine.lock:
+            for of in gradients:
+                self._waited |= of
+
+    def _may_be_none(self, parameter: torch.Tensor | None) -> bool:
+        """Whether nobody but autograd waits for the gradient of a parameter."""
+        if parameter is None or is_waited_for(parameter):
+            return False
+        if id(parameter) not in self._unhooked:
+            if node_is_waited_for(parameter):
+                return False
+            self._unhooked.add(id(parameter))
+        return True
 
     def _without(self, tangents: int) -> int:
         if not self._may_assume:
@@ -200,67 +249,117 @@ class ByGradients:
             self._lost[missing] = [i for i, of in gradients if of and not of & ~missing]
         return self._lost[missing]
 
-    def _note(self, missing: int) -> None:
-        """Note which gradients a backward call lacks."""
-        with self.engine.lock:
-            before = self._assumed
-            self._backward_calls += 1
-            self._given |= self._all & ~missing
-            known = self._backward_calls >= STEPS
-            self._assumed = self._given if known else before | self._given
-            if self._assumed != before:
-                left = self._without(self._all & ~self._assumed)
-                self._graphs = {k: graph for k, graph in self._graphs.items() if k == left}
-
     # ---- what runs ------------------------------------------------------------------------------
 
-    def _graph(self, left: int) -> Graph:
-        """What runs calls without the tangents `left`. Raises CaptureError if it cannot be made."""
-        graph = self._graphs.get(left)
-        if graph is None:
-            with as_dynamo_compiles(), as_kernels(), without_autocast(), gc_paused():
-                graph = self._graphs.get(left)  # another thread may have made it meanwhile
-                if graph is None:
-                    graph = self._made(left)
-                    latest = list(self._graphs.items())[1 - KEPT :]
-                    self._graphs = dict([*latest, (left, graph)])
-        return graph
+    def _graph(self, left: int) -> tuple[int, Graph]:
+        """What runs calls without the tangents `left`, or the latest graph if it cannot be made."""
+        latest = self._latest
+        if left == latest[0] or left == self._refused:
+            return latest
+        with as_dynamo_compiles(), as_kernels(), without_autocast(), gc_paused():
+            latest = self._latest  # another thread may have made it meanwhile
+            if left != latest[0]:
+                try:
+                    latest = self._latest = left, self._made(left)
+                except CaptureError as error:
+                    self._refused = left
+                    self._refuse(error)
+        return latest
 
     def _made(self, left: int) -> Graph:
-        provisional = self._backward_calls < STEPS
-        variant = Variant(self.engine, provisional=provisional, may_run_again=bool(left))
+        variant = Variant(self.engine, self._steps < STEPS, may_run_again=bool(left))
         return self._make(self.missing.reduced(left), variant)
 
-    def _held(self, args: list[Any], *, confirmed: bool) -> Iterator[Any]:
-        """What is held of inputs until backward."""
-        for i, given in enumerate(args):
-            alive = not confirmed or i in self._alive or not isinstance(given, torch.Tensor)
-            small = alive or given.nbytes < LARGE_BYTES
-            yield without_origin(given) if small else weakref.ref(given)
+    def _held(self, args: list[Any], given: list[Any], *, confirmed: bool) -> Iterator[Any]:
+        """What is held of inputs until backward. `given`: as AOTAutograd gave them."""
+        for i, each in enumerate(args):
+            if i in self._saved:
+                yield None
+            elif not isinstance(each, torch.Tensor) or not confirmed or i in self._static:
+                yield without_origin(each)
+            else:
+                large = each.nbytes >= LARGE_BYTES
+                yield weakref.ref(given[i]) if large else without_origin(each)
 
-    def _again(self, store: Store, missing: int, tangents: list[Any]) -> tuple[Any, ...]:
+    def _again(
+        self, store: Store, named: list[Any], missing: int, tangents: list[Any]
+    ) -> tuple[Any, ...]:
         """The gradients of a call that did without what it needs: it runs again, with that."""
-        call, stores, generator = store.call, self.engine.stores, self.engine.driver.generator
-        inputs, draws = call.inputs_again(), store.generator_state
-        left = self._without(self._left(call.parameters) & missing)
-        graph = self._graph(left)
+        call, stores, draws = store.call, self.engine.stores, store.draws
+        inputs = call.inputs_again(dict(zip(self._saved, named, strict=False)))
+        missing &= ~self._waited  # what waits is given zeros
+        left, graph = self._graph(self._without(self._assumed_missing() & missing))
         if not keeps_graph():
             stores.drop(store.number)
-        with self.engine.lock, without_autocast(), with_default(call.default_dtype):
-            state = generator.get_state()
-            with drawing():
-                generator.set_state(draws)
-            try:
-                results = graph.forward(inputs)
-            finally:
-                with drawing():
-                    generator.set_state(state)
+        with (
+            self.engine.lock,
+            without_autocast(),
+            with_default(call.default_dtype),
+            self._drawing_from(draws[0]),
+        ):
+            results = None if left & ~missing else _forward(graph, list(inputs))
+            if results is None:  # no graph has all that is needed
+                return self._at_once(inputs, missing, tangents)
+            self._check_draws(*draws)
+        inputs.clear()
         del results[: self.missing.forward_outputs]
         number = stores.find(results[-1]).number
         try:
             return graph.backward([*results, *_kept(left, tangents)])
         finally:
             stores.drop(number)
+
+    @contextmanager
+    def _drawing_from(self, state: torch.Tensor) -> Iterator[None]:
+        """In this context, random ops draw as from the generator's `state`."""
+        generator = self.engine.driver.generator
+        before = generator.get_state()
+        with drawing():
+            generator.set_state(state)
+        try:
+            yield
+        finally:
+            with drawing():
+                generator.set_state(before)
+
+    def _check_draws(self, before: torch.Tensor, after: torch.Tensor) -> None:
+        """Raise StepError if forward has just drawn something else than what led to `after`."""
+        drawn = self.engine.driver.generator.get_state()
+        if not torch.equal(drawn, before) and not torch.equal(drawn, after):
+            raise StepError(reason=_cannot(OTHERS_DRAW))
+
+    def _at_once(self, inputs: list[Any], missing: int, tangents: list[Any]) -> tuple[Any, ...]:
+        """The gradients, by forward and backward as one graph in-core, without a plan.
+
+        `missing`: the tangents that it may do without.
+        """
+        left = self._without(missing)
+        described = [node.meta["val"] for node in self.missing.tangents]
+        given = [
+            torch.empty_strided(
+                like.shape, like.stride(), dtype=like.dtype, device=like.device
+            ).zero_()
+            if tangent is None and not left >> i & 1
+            else tangent
+            for i, (tangent, like) in enumerate(zip(tangents, described, strict=True))
+        ]
+        tangents.clear()
+        results = Interpreter(self.missing.reduced(left)).run(*inputs, *_kept(left, given))
+        return tuple(results[self.missing.forward_outputs :])
+
+
+def _forward(graph: Graph, inputs: list[Any]) -> list[Any] | None:
+    """As `Runner.forward`; None if there is no graph for these sizes."""
+    try:
+        return graph.forward(inputs)
+    except UnknownSizesError:
+        return None
+
+
+OTHERS_DRAW = (
+    "another thread draws from torch's default generator, or seeds it; give that thread its own "
+    "torch.Generator"
+)
 
 
 def _kept(left: int, tangents: list[Any]) -> list[Any]:
@@ -270,8 +369,8 @@ def _kept(left: int, tangents: list[Any]) -> list[Any]:
     return kept
 
 
-def _cannot(what: str) -> str:
+def _cannot(why: str) -> str:
     return (
         "a result of forward got a gradient that it was not expected to get, and forward cannot "
-        f"run again for that: an input {what}. Run the step again: now it is expected"
+        f"run again for that: {why}. Run the step again: now it is expected"
     )

@@ -165,8 +165,8 @@ class GraphCompiler:
         self, missing: Missing, static: list[int], outside: Shells, make: Callable[..., Any]
     ) -> tuple[GraphModule, GraphModule]:
         """The shells of a graph whose calls depend on which results get gradients."""
-        engine = self.state.engine_for(missing.tangents[0].meta["val"].device)
-        self._told = ByGradients(engine, missing, static, outside.saved_inputs, make)
+        engine, refuse = self.state.engine_for(missing.device), self.state.refuse
+        self._told = ByGradients(engine, missing, static, outside.saved_inputs, make, refuse)
         outside.forward.meta[KEY] = outside.backward.meta[KEY] = self._told
         return outside.forward, outside.backward
 

@@ -80,20 +80,27 @@ def fill(trace: Trace, tangents: list[Any], device: torch.device) -> None:
             tangents[position] = made.zero_()
 
 
-def may_be_none(weight: torch.Tensor | None) -> bool:
-    """Whether None may be the gradient of a parameter: nobody but autograd waits for it.
+def trains_alone() -> bool:
+    """Whether no other process trains along.
 
-    Autograd would call hooks with None, and plain PyTorch would not call them. Where processes
-    train together, their hooks expect a gradient for each parameter, and cannot be seen.
+    If one does, hooks expect a gradient for each parameter, and they cannot be seen.
     """
-    if weight is None:
-        return False
-    if distributed.is_available() and distributed.is_initialized():
-        return False
-    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
-        return False
-    node = get_gradient_edge(weight).node
-    return not any(map(_are_there, (node.register_hook, node.register_prehook)))
+    return not (distributed.is_available() and distributed.is_initialized())
+
+
+def is_waited_for(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has hooks, which autograd would call with None.
+
+    Plain PyTorch would not call them.
+    """
+    hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return bool(hooks)
+
+
+def node_is_waited_for(parameter: torch.Tensor) -> bool:
+    """As `is_waited_for`, of what accumulates the gradient. Takes some 20 microseconds."""
+    node = get_gradient_edge(parameter).node
+    return any(map(_are_there, (node.register_hook, node.register_prehook)))
 
 
 def _are_there(register: Call) -> bool:

@@ -52,7 +52,7 @@ class Runner:
         *,
         remembers_draws: bool = False,
     ) -> None:
-        """`remembers_draws`: whether stores get a `generator_state`."""
+        """`remembers_draws`: whether stores get `draws`."""
         self.conductor, self.saved_inputs, self.sparse = conductor, saved_inputs, sparse
         self.remembers_draws = remembers_draws
         self.graph, self.engine = conductor.graph, conductor.engine
@@ -112,7 +112,8 @@ class Runner:
             visit.work.append((start, clock.now()))
             visit.forward_stop = self.engine.metering.leave()
             visit.away_bytes = -self.engine.stores.away_bytes()
-            store.generator_state = state
+            if state is not None:
+                store.draws = state, self.engine.driver.generator.get_state()
             stand_in = self.engine.stores.add(store, follow=stand_in_survives())
         self.engine.growth.left(graph, executable, visit)
         if given is not None:

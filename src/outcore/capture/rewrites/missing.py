@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from outcore.capture.compiler.compat import (
     runs_in_backward,
     statically_known_true,
 )
-from outcore.capture.nodes.phases import arguments
+from outcore.capture.nodes.phases import arguments, phases
 from outcore.capture.nodes.storages import tensors_in
 from outcore.capture.rewrites.views import describe_again
 from outcore.capture.rewrites.zeros import args_in, zeros_of
@@ -70,12 +71,21 @@ class Missing:
 
         AOTAutograd overwrites inputs, such as running statistics, when a forward call is over.
         """
-        device = self.tangents[0].meta["val"].device
-        calls = (node for node in self.joint.graph.nodes if node.op == "call_function")
-        if not all(_repeats(node, device) for node in calls):
+        if any(t.layout is not torch.strided for n in self.joint.graph.nodes for t in _made(n)):
             return False
-        stale = {self._primals[i] for i in self.overwritten}
-        return not _reads(self._results[self.forward_outputs :], stale)
+        forward, _ = phases(self.joint, self.forward_outputs)
+        if not all(_repeats(node, self.device) for node in forward):
+            return False
+        described = self.joint.graph.output_node().meta.get("desc", ())
+        pairs = zip_longest(self._results, described)
+        read = (each for each, desc in pairs if getattr(desc, "mutated_input", None) is None)
+        return not _reads(read, {self._primals[i] for i in self.overwritten})
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tangents; the CPU's numbers go with any."""
+        devices: list[torch.device] = [node.meta["val"].device for node in self.tangents]
+        return next((device for device in devices if device.type != "cpu"), devices[0])
 
     def losses(self, static: Collection[int]) -> int:
         """The tangents of results that are single numbers and depend on data, as a set of bits.
@@ -138,18 +148,21 @@ class Missing:
         return {node for node, of in self._zero.items() if of and of & ~left == 0}
 
 
+def _made(node: Node) -> list[Tensor]:
+    return tensors_in(node.meta.get("val"))
+
+
 def _repeats(node: Node, device: torch.device) -> bool:
-    """Whether a call may run a second time, and then returns dense tensors with the same bits.
+    """Whether a call may run a second time, and returns the same, but for rounding.
 
     Random ops do if they draw from the generator of `device`.
     """
-    made = tensors_in(node.meta.get("val"))
+    made = _made(node)
     if not isinstance(node.target, OpOverload):
-        return node.target is operator.getitem or not made  # else a number
+        return node.target is operator.getitem or ("val" in node.meta and not made)
     effects = aten.effects(node.target)
-    if effects - {Effect.RANDOM} or any(t.layout is not torch.strided for t in made):
-        return False
-    return Effect.RANDOM not in effects or all(t.device == device for t in made)
+    draws_there = bool(made) and all(t.device == device for t in made)
+    return effects <= {Effect.RANDOM} and (draws_there or not effects)
 
 
 def _needed(graph: Graph, zeros: set[Node]) -> set[Node]:
@@ -168,9 +181,9 @@ def _needed(graph: Graph, zeros: set[Node]) -> set[Node]:
     return found
 
 
-def _reads(gradients: Iterable[Any], stale: set[Node]) -> bool:
-    """Whether gradients depend on inputs of the set `stale`, other than by new statistics."""
-    stack = [each for each in gradients if isinstance(each, Node)]
+def _reads(results: Iterable[Any], stale: set[Node]) -> bool:
+    """Whether results depend on inputs of the set `stale`, other than by new statistics."""
+    stack = [each for each in results if isinstance(each, Node)]
     seen = set(stack)
     while stack:
         node = stack.pop()

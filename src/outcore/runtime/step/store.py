@@ -62,8 +62,8 @@ class Store:
     runner: Any = None
     call: Any = None
     """What `ByGradients` notes of the forward call."""
-    generator_state: Any = None
-    """That of the device as the forward call began, if it may have to run again."""
+    draws: Any = None
+    """The generator's states before and after the forward call, if that may have to run again."""
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     """That of the forward call."""
     away: list[MovedTensors] = field(default_factory=list)
