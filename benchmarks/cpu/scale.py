@@ -13,6 +13,8 @@ class Scale:
     """The network of `worth`, `fused`, `honest` and `quick` (see `workloads`)."""
     text_workload: str
     """The network of `optimizer`."""
+    returned_workload: str
+    """The network of `returned`."""
     idle_workloads: tuple[str, ...]
     """The networks of `idle`."""
     cases: tuple[str, ...]
@@ -42,6 +44,7 @@ class Scale:
 FULL = Scale(
     workload="resnet50-b16-224",
     text_workload="gpt2-b1-256",
+    returned_workload="gpt2-b4-256",
     idle_workloads=("resnet50-b16-224",),
     cases=(),
     shares=(0.8, 0.5, 0.3),
@@ -58,6 +61,7 @@ FULL = Scale(
 SMALL = Scale(
     workload="small-resnet-b16-64",
     text_workload="small-gpt2-b2-64",
+    returned_workload="small-gpt2-b2-64",
     idle_workloads=(),
     cases=("two-heads",),
     shares=(0.5,),

@@ -10,6 +10,7 @@ from benchmarks.cpu.idle import idle
 from benchmarks.cpu.leak import leak
 from benchmarks.cpu.optimizer import optimizer
 from benchmarks.cpu.quick import quick
+from benchmarks.cpu.returned import returned
 from benchmarks.cpu.rivals import rivals
 from benchmarks.cpu.scale import Scale
 from benchmarks.cpu.verifier import verifier
@@ -25,6 +26,7 @@ _ROWS = (
     Benchmark("fused", "fused kernels under a budget, beside torch's compiler", fused),
     Benchmark("idle", "what it costs where everything fits", idle),
     Benchmark("beyond", "a step that the machine's memory does not hold", beyond),
+    Benchmark("returned", "results that get no gradient, beside the loss", returned),
     Benchmark("optimizer", "an optimizer's state on the disk between its steps", optimizer),
     Benchmark("leak", "memory over many steps, and without backward", leak),
     Benchmark("exact", "bitwise equal results, inside the budget", exact),

@@ -62,5 +62,6 @@ _SIZED = re.compile(r"(?P<network>[a-z0-9-]+)-b(?P<batch>\d+)-(?P<size>\d+)")
 _WORKLOADS: dict[str, Callable[[], Step]] = {
     "small-resnet-b16-64": lambda: _step(network("resnet50").small, 16, size=64),
     "gpt2-b1-256": lambda: _step(network("gpt2"), 1, length=256),
+    "gpt2-b4-256": lambda: _step(network("gpt2"), 4, length=256),
     "small-gpt2-b2-64": lambda: _step(network("gpt2").small, 2, length=64),
 }

@@ -79,6 +79,14 @@ class TestRows:
         assert 0 < away.held_bytes < here.held_bytes
         assert away.held_bytes < away.peak_bytes < here.peak_bytes
 
+    def test_tiny_rows_of_returned(self):
+        rows: list[Any] = [*BENCHMARKS["returned"].run(SMALL, Patience(60.0))]
+        assert [row.by for row in rows] == ["eager"] * 2 + ["aot_eager"] * 2 + ["outcore"] * 2
+        more = {row.by: row.more_bytes for row in rows if "logits" in row.results}
+        assert more["outcore"] < more["aot_eager"]
+        same, *_ = rows[-1].checks
+        assert same == Check("gradients bitwise equal to aot_eager's", met=True)
+
     def test_an_unknown_name_is_refused(self, capsys):
         with pytest.raises(SystemExit):
             main(["--only", "exakt"])
