@@ -407,14 +407,14 @@ def test_graphs_do_without_what_gets_no_gradient() -> None:
     assert set(tangents(backend)) == {1}
 
 
-def test_without_a_loss_two_steps_tell() -> None:
+def test_without_a_loss_the_first_step_tells() -> None:
     """Then what stands in for the other results is left out, if that can be."""
     torch._dynamo.reset()
     module, backend = Heads(), Backend(budget="1GiB", strict=True)
     call = torch.compile(module, backend=backend)
-    for step in range(3):
+    for step in range(2):
         results = call(torch.randn(8, WIDTH))
-        assert tangents(backend) == [1 if step == 2 else 3]
+        assert tangents(backend) == [1 if step else 3]
         results[0].sum().backward()
 
 

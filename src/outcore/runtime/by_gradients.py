@@ -43,7 +43,7 @@ from outcore.runtime.step.replay import is_parameter, without_origin
 from outcore.runtime.step.store import Store
 from outcore.runtime.step.versions import versions_of
 
-STEPS: Final = 2
+STEPS: Final = 1
 """Steps after which results are assumed to get no gradient that got none in these."""
 
 LARGE_BYTES: Final = 1 << 20
