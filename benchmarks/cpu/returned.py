@@ -23,8 +23,8 @@ from outcore.execute.malloc import own_malloc
 from outcore.measure import metered
 
 LIMIT = 1.02
-"""The largest time of outcore with logits, relative to the loss alone, and the most memory that they
-add, relative to what they add in eager mode: the caller holds one copy."""
+"""The largest time of outcore with logits, relative to the loss alone, and the most memory that
+they add, relative to what they add in eager mode: the caller holds one copy."""
 WARM_UPS = 5
 """Steps before the turns: outcore measures and plans in the first ones."""
 BUDGET = "1TiB"
