@@ -265,11 +265,11 @@ class Runner:
                 with self.conductor.telling_of_memory():
                     executable = self.conductor.ready(inputs, again=waits)
                     results, store = self._run_forward(executable, inputs, visit)
-                    replay.check(results)
-                    del results
                     with drawing():
                         self.engine.driver.generator.set_state(state)
                     try:
+                        replay.check(results)
+                        del results
                         given, lane = list(tangents), store.lane
                         with call(lane, given, store.crossing):
                             found = self._gradients(executable, store.crossing, given, lane)
