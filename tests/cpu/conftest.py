@@ -7,6 +7,7 @@ several processes, these use the other cores.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -113,6 +114,8 @@ def _fresh_dynamo() -> Iterator[None]:
     the test are made later, so they are visited.
     """
     torch._dynamo.reset()
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)  # a test that failed lends its tensors to no other
     if not next(_tests) % TESTS_BETWEEN:  # hidden objects may be garbage by now
         gc.unfreeze()
     for _ in range(3):  # what is finalized leaves more

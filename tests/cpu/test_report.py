@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,9 @@ from outcore.execute.queued import QueuedDriver
 from outcore.ir.hardware import Tier
 from outcore.ir.profile import Source
 from outcore.ir.program import Copy, Run, Stream
+from outcore.ir.timeline import Cause, Span, Stall, Timeline
 from outcore.report import Report
+from outcore.report.recorded import recorded
 from outcore.runtime.budget import engine as engines
 from tests.cpu.test_drift import TickingDevice
 from tests.cpu.training import Small, batch, mean_square, same, tight_budget, train
@@ -81,6 +84,22 @@ def test_where_the_time_of_a_recorded_step_went() -> None:
     parts = found.ops_seconds + found.wait_seconds + found.between_seconds
     assert parts == pytest.approx(found.seconds, rel=0.05)
     assert f"({found.ops_ratio:.1%} of planned)" in str(report)
+
+
+def test_the_wait_before_the_first_op_of_a_call_is_part_of_its_time() -> None:
+    """Backward begins with a wait of two seconds; each op takes one."""
+    (step,) = report_of_one().steps
+    body = step.program.body
+    ops = [at for at, instruction in enumerate(body) if isinstance(instruction.action, Run)]
+    first = next(at for at in ops if at >= step.program.boundary)
+    starts = {at: place + (30.0 if at >= first else 0.0) for place, at in enumerate(ops)}
+    spans = tuple(Span(at, Stream.COMPUTE, start, start + 1) for at, start in starts.items())
+    stalls = (Stall(first, Cause.FETCH, 2.0),)
+    found = recorded([replace(step, measured=Timeline(spans, stalls, (), Source.MEASURED))])
+    assert found is not None
+    assert found.ops_seconds == len(ops)
+    assert found.seconds == len(ops) + 2
+    assert found.between_seconds == 0
 
 
 def test_a_recorded_step_keeps_the_order_that_the_program_demands() -> None:

@@ -19,7 +19,7 @@ class Recorded:
     """
 
     seconds: float
-    """From the first op of each call (forward or backward) to its last one."""
+    """From the first op of each call (forward or backward), or the wait for it, to the last op."""
     ops_seconds: float
     """The ops, reruns included."""
     planned_ops_seconds: float
@@ -61,8 +61,10 @@ def recorded(steps: Sequence[PlannedStep]) -> Recorded | None:
 
 def _calls_seconds(program: Program, timeline: Timeline) -> Iterator[float]:
     """Seconds of the forward call, and of the backward call."""
+    waits = {stall.instruction: stall.seconds for stall in timeline.stalls}
     ops = [span for span in timeline.spans if span.stream is Stream.COMPUTE]
     for backward in (False, True):
         call = [span for span in ops if (span.instruction >= program.boundary) is backward]
         if call:
-            yield call[-1].stop_seconds - call[0].start_seconds
+            waited = waits.get(call[0].instruction, 0.0)
+            yield waited + call[-1].stop_seconds - call[0].start_seconds
