@@ -68,11 +68,14 @@ class Metering:
         """Whether a planned step of `graph` should be metered for its peak.
 
         Not if the peak and what came after it are known, or if `MOST_PEAK_TRIES` steps were metered
-        for it in vain. Nor if a graph that ran lately is still profiled: the peak would not count,
-        and metering would keep that graph from being timed.
+        for it in vain. Nor if a call follows an older plan that holds more: the peak would not be
+        that of the plan. Nor if a graph that ran lately is still profiled: the peak would not
+        count, and metering would keep that graph from being timed.
         """
         peaks = graph.status.peaks
         if peaks.after_is_whole or peaks.tries >= MOST_PEAK_TRIES:
+            return False
+        if not self._registry.follows_closely():
             return False
         since = self._registry.steps.number - IDLE_STEPS
         recent = (g for g in self._registry.active() if g.status.history.last_step >= since)

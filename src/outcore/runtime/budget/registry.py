@@ -10,7 +10,7 @@ from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin
 from outcore.runtime.graphs.status import GraphStatus
 from outcore.runtime.step.metered_step import in_backward
-from outcore.runtime.step.store import Stores
+from outcore.runtime.step.store import Store, Stores
 
 IDLE_STEPS = 4
 """Steps without a forward call after which a graph counts as idle, unless it has come back after a
@@ -124,6 +124,16 @@ class Registry:
         since = returns - self.many_returns
         return any(not s.visit.backward_stop and s.visit.returns > since for s in stores)
 
+    def follows_closely(self) -> bool:
+        """Whether no call that began lately holds more than it would by its graph's present plan.
+
+        Under `retain_graph` the latest call may hold its data for one more step, in which there may
+        be a new plan.
+        """
+        since = self.steps.returns - self.many_returns
+        lately = (s for s in self.stores.all() if s.visit.returns > since)
+        return not any(_holds_more(store) for store in lately)
+
     def waiting(self, graph: PlannedGraph) -> int:
         """Number of outstanding calls of `graph`."""
         return len(self.stores.of(graph))
@@ -170,3 +180,9 @@ class Registry:
     def passed_by(self, caller: int) -> None:
         """Note the forward call of a graph that cannot be planned: a step may begin with it."""
         self.steps.pass_by(caller, waiting=self.awaits())
+
+
+def _holds_more(store: Store) -> bool:
+    graph = store.visit.owner()
+    planned = graph.execution if isinstance(graph, PlannedGraph) else None
+    return planned is not None and store.private_bytes > planned.executable.private_bytes
