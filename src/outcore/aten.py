@@ -172,12 +172,13 @@ KNOWN = frozenset({*CONVOLUTIONS, *BY_PLACE, CROSS_ENTROPY, *COVERED_WRITES})
 RUNNING_STATISTICS = {
     "aten._native_batch_norm_legit_functional.default": ((3, 4), (3, 4), 5),
     "aten._batch_norm_with_update_functional.default": ((3, 4), (4, 5), None),
+    "aten.native_batch_norm_backward.default": ((3, 4), (), 7),
 }
 """Op -> (arguments that are running statistics, results that are the new ones, index of the
 training flag or None).
 
 While training, those arguments reach only the results that are the new statistics. So a rerun after
-their update still gives the first run's normalized output.
+their update still gives the first run's normalized output. Backward does not read them then.
 """
 
 

@@ -37,11 +37,6 @@ ADD = _aten.add.Tensor
 """How AOTAutograd sums the gradients that a tensor gets from several users."""
 
 
-NORM_BACKWARD = _aten.native_batch_norm_backward.default
-STATISTICS, TRAINS = (3, 4), 7
-"""Positions of its arguments: running statistics, and whether it trains, and does not read them."""
-
-
 class Missing:
     """What of a joint graph is zeros if gradients of forward results are missing.
 
@@ -194,9 +189,7 @@ def _reads(results: Iterable[Any], stale: set[Node]) -> bool:
             and node.args[1] in aten.statistics(str(source.target), source.args)[1]
         ):
             return True
-        trains = node.target is NORM_BACKWARD and node.args[TRAINS]
-        unread = {node.args[i] for i in (STATISTICS if trains else safe)}
-        new = set(node.all_input_nodes) - unread - seen
+        new = set(node.all_input_nodes) - {node.args[i] for i in safe} - seen
         if new & stale:
             return True
         seen |= new
