@@ -178,10 +178,9 @@ def _state(graphs: Sequence[GraphStatus]) -> str:
 
 def _way(graph: GraphStatus) -> State:
     """The state of a graph, by the plan that its steps follow if they do."""
-    plan = graph.follows
-    if graph.state is not State.PROFILING or plan is None:
-        return graph.state
-    return State.IN_CORE if plan.everything_kept else State.PLANNED
+    if graph.state is State.PROFILING and graph.follows is not None:
+        return State.under(graph.follows)
+    return graph.state
 
 
 def _planned_steps(engine: Engine, graphs: list[GraphStatus]) -> Iterator[Part]:

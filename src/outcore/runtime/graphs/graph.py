@@ -23,7 +23,7 @@ from outcore.runtime.graphs.obstacle import Obstacle
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 from outcore.runtime.graphs.recording import Recorder
-from outcore.runtime.graphs.status import GraphStatus, State
+from outcore.runtime.graphs.status import GraphStatus
 from outcore.runtime.graphs.trial import Trials
 from outcore.runtime.step.visit import Visit
 
@@ -64,8 +64,6 @@ class PlannedGraph:
         self.status = GraphStatus(kind=self.ops, identity=self.identity)
         self.profiling: Profiling | None = None
         self.execution: PlannedExecution | None = None
-        self.retired = False
-        """Whether the graph runs in-core from now on, with `fallback`."""
         self.provisional = False
         """Whether it may soon be replaced by one that does without more (`ByGradients`)."""
         self.observed = Observations()
@@ -117,6 +115,11 @@ class PlannedGraph:
     def planned(self) -> Planned | None:
         """The graph's plan; None until it has one."""
         return self.status.planned
+
+    @property
+    def retired(self) -> bool:
+        """Whether the graph runs in-core from now on, with `fallback`."""
+        return self.status.retired
 
     @property
     def executable(self) -> Executable | None:
@@ -185,10 +188,9 @@ class PlannedGraph:
 
     def retire(self, reason: str) -> None:
         """Run in-core and unplanned from now on, without a warning."""
-        self.status.state, self.status.reason = State.UNPLANNED, reason
+        self.status.retired, self.status.reason = True, reason
         self.unfollow()
         self.unprofile()
-        self.retired = True
         self._tell(self)
 
     def give_up(self, error: CaptureError) -> None:

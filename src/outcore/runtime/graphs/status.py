@@ -42,6 +42,11 @@ class State(Enum):
     IN_CORE = "in-core"
     UNPLANNED = "unplanned"
 
+    @classmethod
+    def under(cls, plan: Planned) -> State:
+        """The stage of a graph whose steps run `plan`."""
+        return cls.IN_CORE if plan.everything_kept else cls.PLANNED
+
 
 MOST_STEPS_WITHOUT_BACKWARD = 4
 """The least `Returns.most_missing`."""
@@ -173,9 +178,10 @@ class GraphStatus:
     that calls the graph several times has several.
     """
 
-    state: State = State.PROFILING
+    retired: bool = False
+    """Whether the graph runs in-core from now on, whatever plan it had."""
     planned: Planned | None = None
-    """The current plan; None while there is none."""
+    """The current plan, or the last one of a retired graph; None while there is none."""
     lent: Planned | None = None
     """The plan for larger sizes that its checked steps run; None for others."""
     times: WorkTimes = field(default_factory=WorkTimes)
@@ -219,6 +225,13 @@ class GraphStatus:
     step, such as results or gradients of the step before. The least of the timed steps."""
 
     @property
+    def state(self) -> State:
+        """How far the graph has come."""
+        if self.retired:
+            return State.UNPLANNED
+        return State.PROFILING if self.planned is None else State.under(self.planned)
+
+    @property
     def settled(self) -> bool:
         """Whether its way to run is settled: planned, in-core, or not differentiated by anybody."""
         return self.state is not State.PROFILING or self.returns.ceased
@@ -243,7 +256,6 @@ class GraphStatus:
         self.planned, self.bound_seconds, self.measured = planned, None, None
         self.times.forget()
         self.growth.unplanned_bytes = 0
-        self.state = State.IN_CORE if planned.everything_kept else State.PLANNED
 
     def left_over(self, budget_bytes: int) -> str:
         """A note on memory left over from the step before, if it is much of the budget; else ""."""
@@ -256,7 +268,7 @@ class GraphStatus:
         The next plan is a first one: growth counts from it, and nothing was refused under its
         profile. What other graphs asked for stays: they still need it.
         """
-        self.planned, self.measured, self.state = None, None, State.PROFILING
+        self.planned = self.measured = None
         self.refused, self.growth = Refusals(), GrowthRecord()
 
     def drift(self, clock: Clock, steps: int, *, done: bool = False) -> Drift | None:
