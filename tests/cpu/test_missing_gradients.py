@@ -471,6 +471,50 @@ def test_a_weight_that_was_changed_meanwhile_is_told() -> None:
     module(tokens, tokens)[1].sum().backward()
 
 
+class Wide(nn.Module):
+    """A loss beside a large result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(10))
+        self.head = nn.Linear(128, 1024)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x
+        for layer in self.layers:
+            y = torch.tanh(layer(y))
+        return nn.functional.mse_loss(y, x), self.head(y)
+
+
+def numbers(module: nn.Module) -> list[Any]:
+    """The gradients as NumPy arrays, which count against no budget."""
+    return [p.grad.numpy().copy() for p in module.parameters() if p.grad is not None]
+
+
+def test_no_room_for_a_second_run_is_told_and_the_next_step_runs() -> None:
+    torch._dynamo.reset()
+    module = Wide()
+    x = torch.randn(1024, 128)
+    plain = copy.deepcopy(module)
+    loss, wide = plain(x)
+    (loss + wide.sin().sum()).backward()
+    expected = numbers(plain)
+    del plain, loss, wide
+    outcore.wrap(module, budget=(16 << 20) + resident_bytes(torch.device("cpu")))
+    for _ in range(STEPS):
+        module(x)[0].backward()
+        module.zero_grad()
+    loss, wide = module(x)
+    with pytest.raises(InfeasibleError) as caught:
+        (loss + wide.sin().sum()).backward()
+    assert any("Run the step again" in note for note in caught.value.__notes__)
+    del caught, loss, wide
+    module.zero_grad()
+    loss, wide = module(x)
+    (loss + wide.sin().sum()).backward()
+    assert all(map(np.array_equal, numbers(module), expected))
+
+
 class Large(nn.Module):
     """Backward of the loss does not read the input, which plain PyTorch then does not hold."""
 

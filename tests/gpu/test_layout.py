@@ -22,7 +22,7 @@ MIB = 1 << 20
 LIMIT_BYTES = 1280 * MIB
 LAYERS = 20
 """Each makes maps of 64 MiB."""
-PAGES_BYTES = 128 * MIB
+PAGES_BYTES = 96 * MIB
 """More than what is left of pages of 20 MiB that are in use in part."""
 STEPS = PROFILED_STEPS + 6
 

@@ -28,7 +28,7 @@ from outcore.capture import (
     plain,
     without_autocast,
 )
-from outcore.errors import CaptureError, StepError
+from outcore.errors import CaptureError, InfeasibleError, StepError
 from outcore.execute import drawing
 from outcore.gc_paused import gc_paused
 from outcore.runtime.budget.engine import Engine
@@ -349,11 +349,22 @@ class ByGradients:
 
 
 def _forward(graph: Graph, inputs: list[Any]) -> list[Any] | None:
-    """As `Runner.forward`; None if there is no graph for these sizes."""
+    """As `Runner.forward` for a second run; None if there is no graph for these sizes."""
     try:
         return graph.forward(inputs)
     except UnknownSizesError:
         return None
+    except InfeasibleError as error:
+        error.add_note(BESIDE_FIRST_RUN)
+        raise
+
+
+BESIDE_FIRST_RUN = (
+    "outcore: a result of forward got a gradient that it was not expected to get, and forward has "
+    "to run again beside the results of its first run, which needs more memory. Run the step "
+    "again: now the gradient is expected. If it first comes late in training, give that result a "
+    "gradient from the first step on, for example of 0 * result.sum()"
+)
 
 
 OTHERS_DRAW = (
