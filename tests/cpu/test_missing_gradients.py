@@ -23,6 +23,7 @@ from outcore import Backend
 from outcore.capture import Missing
 from outcore.errors import CaptureError, InfeasibleError, StepError
 from outcore.measure import resident_bytes
+from outcore.runtime.by_gradients import ByGradients
 from tests.cpu.training import PROFILED_STEPS
 
 WIDTH = 32
@@ -491,28 +492,98 @@ def numbers(module: nn.Module) -> list[Any]:
     return [p.grad.numpy().copy() for p in module.parameters() if p.grad is not None]
 
 
-def test_no_room_for_a_second_run_is_told_and_the_next_step_runs() -> None:
-    torch._dynamo.reset()
-    module = Wide()
+def surprised(module: nn.Module, budget: int, **options: Any) -> None:
+    """Train for the loss alone, and then for both results, twice."""
     x = torch.randn(1024, 128)
     plain = copy.deepcopy(module)
     loss, wide = plain(x)
     (loss + wide.sin().sum()).backward()
     expected = numbers(plain)
     del plain, loss, wide
-    outcore.wrap(module, budget=(16 << 20) + resident_bytes(torch.device("cpu")))
+    resident = resident_bytes(torch.device("cpu"))
+    handle = outcore.handle(outcore.wrap(module, budget=budget + resident, **options))
     for _ in range(STEPS):
         module(x)[0].backward()
         module.zero_grad()
-    loss, wide = module(x)
-    with pytest.raises(InfeasibleError) as caught:
+    assert handle.report().state != "profiling"
+    for _ in range(2):
+        loss, wide = module(x)
         (loss + wide.sin().sum()).backward()
+        del loss, wide
+        assert all(map(np.array_equal, numbers(module), expected))
+        module.zero_grad()
+
+
+def test_a_second_run_has_no_room_for_results_of_its_own() -> None:
+    torch._dynamo.reset()
+    surprised(Wide(), 13 << 20)
+
+
+def test_no_room_for_a_second_run_is_told_and_the_next_step_runs() -> None:
+    """What is computed in backward cannot be computed again, and may not be moved away."""
+    torch._dynamo.reset()
+    module = Wide()
+    with pytest.raises(InfeasibleError) as caught:
+        surprised(module, 13 << 20, disk_budget=0)
     assert any("Run the step again" in note for note in caught.value.__notes__)
-    del caught, loss, wide
+    del caught
     module.zero_grad()
-    loss, wide = module(x)
+    loss, wide = module(torch.randn(1024, 128))
     (loss + wide.sin().sum()).backward()
-    assert all(map(np.array_equal, numbers(module), expected))
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Whatever runs again finds no room beside the results of its first run. Lists how often."""
+    often = list[int]()
+
+    def refuse(*_: Any) -> None:
+        often.append(1)
+        raise InfeasibleError(budget_bytes=1, floor_bytes=2, op="op", needed_bytes=1)
+
+    monkeypatch.setattr(ByGradients, "_forward_again", refuse)
+    return often
+
+
+class Various(nn.Module):
+    """Dropout, running statistics, a result that is an input, and a view of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.drop = nn.BatchNorm1d(WIDTH), nn.Dropout(0.4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        y = self.drop(self.norm(self.first(x)))
+        z = self.drop(torch.relu(self.second(y)))
+        return z.square().mean(), z, y[:, 1:], self.first.weight
+
+
+@torch._functorch.config.patch(donated_buffer=False)  # aot_eager refuses `retain_graph` otherwise
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("retain", [False, True])
+def test_all_is_computed_in_backward(dynamic: bool, retain: bool, no_room: list[int]) -> None:
+    """Heads get gradients from the fourth step on, one after the other."""
+    modules = [Various(), Various()]
+    modules[1].load_state_dict(modules[0].state_dict())
+    found = []
+    backends: list[Any] = ["aot_eager", Backend(budget="1GiB", strict=True)]
+    for module, backend in zip(modules, backends, strict=True):
+        torch._dynamo.reset()
+        call = torch.compile(module, backend=backend, dynamic=dynamic)
+        for step in range(STEPS + 5):
+            torch.manual_seed(step)
+            module.zero_grad()
+            results = call(torch.randn(16 + dynamic * step, WIDTH))
+            used = results[: max(1, step - STEPS)]
+            for each in reversed(range(1 + retain)):
+                sum(t.sin().sum() for t in used).backward(retain_graph=bool(each))
+            found.append([*numbers(module), *(b.numpy().copy() for b in module.buffers())])
+            found[-1].append(torch.rand(1).numpy())
+    half = len(found) // 2
+    for step, (one, other) in enumerate(zip(found[:half], found[half:], strict=True)):
+        assert all(map(np.array_equal, one, other)), f"step {step}"
+    assert len(no_room) >= 2 + 2 * retain
 
 
 class Large(nn.Module):

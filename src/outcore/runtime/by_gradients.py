@@ -291,23 +291,74 @@ class ByGradients:
         left, graph = self._graph(self._without(self._assumed_missing() & missing))
         if not keeps_graph():
             stores.drop(store.number)
+        try:
+            with self._as_in(call, draws[0]):
+                results = None if left & ~missing else self._forward_again(graph, inputs)
+                if results is None:  # no graph has all that is needed
+                    return self._at_once(inputs, missing, tangents)
+                self._check_draws(*draws)
+        except InfeasibleError as error:  # beside what the first run made, and the tangents
+            refused = error.with_traceback(None)
+        else:
+            inputs.clear()
+            return self._back(graph, results, left, tangents)
+        with self._as_in(call, draws[0]):
+            gradients = self._late(inputs, missing, tangents, refused)
+            self._check_draws(*draws)
+        return gradients
+
+    def _forward_again(self, graph: Graph, inputs: list[Any]) -> list[Any] | None:
+        """As `Runner.forward`; None if there is no graph for these sizes."""
+        try:
+            return graph.forward(list(inputs))
+        except UnknownSizesError:
+            return None
+
+    def _back(
+        self, graph: Graph, results: list[Any], left: int, tangents: list[Any]
+    ) -> tuple[Any, ...]:
+        """The gradients of a second run, of which `results` is what forward returned."""
+        del results[: self.missing.forward_outputs]
+        number = self.engine.stores.find(results[-1]).number
+        try:
+            return graph.backward([*results, *_kept(left, tangents)])
+        finally:
+            self.engine.stores.drop(number)
+
+    def _late(
+        self, inputs: list[Any], missing: int, tangents: list[Any], refused: InfeasibleError
+    ) -> tuple[Any, ...]:
+        """The gradients, by a graph that makes no results a second time, and keeps nothing.
+
+        Raises InfeasibleError if there is no room for that either, and `refused` if there is no
+        such graph.
+        """
+        left = self._without(missing)
+        variant = Variant(self.engine, provisional=True)
+        try:
+            with as_dynamo_compiles(), as_kernels(), gc_paused():
+                graph = self._make(self.missing.late(left), variant)
+            with self.engine.residency.beside_tangents(tangents):
+                results = graph.forward(list(inputs))
+        except (CaptureError, UnknownSizesError):
+            refused.add_note(NO_ROOM_AGAIN)
+            raise refused from None
+        except InfeasibleError as error:
+            error.add_note(NO_ROOM_AGAIN)
+            raise
+        inputs.clear()
+        return self._back(graph, results, left, tangents)
+
+    @contextmanager
+    def _as_in(self, call: Call, state: torch.Tensor) -> Iterator[None]:
+        """In this context, ops of `call` give what they gave from the generator's `state` on."""
         with (
             self.engine.lock,
             without_autocast(),
             with_default(call.default_dtype),
-            self._drawing_from(draws[0]),
+            self._drawing_from(state),
         ):
-            results = None if left & ~missing else _forward(graph, list(inputs))
-            if results is None:  # no graph has all that is needed
-                return self._at_once(inputs, missing, tangents)
-            self._check_draws(*draws)
-        inputs.clear()
-        del results[: self.missing.forward_outputs]
-        number = stores.find(results[-1]).number
-        try:
-            return graph.backward([*results, *_kept(left, tangents)])
-        finally:
-            stores.drop(number)
+            yield
 
     @contextmanager
     def _drawing_from(self, state: torch.Tensor) -> Iterator[None]:
@@ -348,28 +399,17 @@ class ByGradients:
         return tuple(results[self.missing.forward_outputs :])
 
 
-def _forward(graph: Graph, inputs: list[Any]) -> list[Any] | None:
-    """As `Runner.forward` for a second run; None if there is no graph for these sizes."""
-    try:
-        return graph.forward(inputs)
-    except UnknownSizesError:
-        return None
-    except InfeasibleError as error:
-        error.add_note(BESIDE_FIRST_RUN)
-        raise
-
-
-BESIDE_FIRST_RUN = (
-    "outcore: a result of forward got a gradient that it was not expected to get, and forward has "
-    "to run again beside the results of its first run, which needs more memory. Run the step "
-    "again: now the gradient is expected. If it first comes late in training, give that result a "
-    "gradient from the first step on, for example of 0 * result.sum()"
-)
-
-
 OTHERS_DRAW = (
     "another thread draws from torch's default generator, or seeds it; give that thread its own "
     "torch.Generator"
+)
+
+
+NO_ROOM_AGAIN = (
+    "outcore: a result of forward got a gradient that it was not expected to get, and there is no "
+    "room to compute again what that needs. Run the step again: now the gradient is expected. To "
+    "have it expected from the first step on, give the result one of zeros there, such as that of "
+    "0 * result.sum()"
 )
 
 

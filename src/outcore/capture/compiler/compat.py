@@ -394,6 +394,11 @@ def runs_in_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
+def tag_as_backward(node: torch.fx.Node) -> None:
+    """Tag `node` as if it had been recorded while the tracer differentiated."""
+    node.meta["partitioner_tag"] = "is_backward"
+
+
 def runs_in_forward(node: torch.fx.Node) -> bool:
     """Whether the tracer tagged `node` as recorded before it differentiated."""
     return node.meta.get("partitioner_tag") in ("is_forward", "must_be_in_forward")

@@ -24,11 +24,13 @@ from outcore.capture.compiler.compat import (
     mutated_inputs,
     runs_in_backward,
     statically_known_true,
+    tag_as_backward,
 )
 from outcore.capture.nodes.phases import arguments, phases
 from outcore.capture.nodes.storages import tensors_in
 from outcore.capture.rewrites.views import describe_again
 from outcore.capture.rewrites.zeros import args_in, zeros_of
+from outcore.errors import CaptureError
 from outcore.ir.trace import Effect
 
 _aten = torch.ops.aten
@@ -129,6 +131,28 @@ class Missing:
         _erase(graph, list(map(new.__getitem__, self._zero)), {new[node] for node in kept})
         graph.lint()
         return LazyGraphModule(self.joint, graph)
+
+    def late(self, left: int) -> GraphModule:
+        """As `reduced`, but forward makes nothing: all is computed in the backward call.
+
+        Raises CaptureError if backward draws random numbers: they would be other ones.
+        """
+        _, backward = phases(self.joint, self.forward_outputs)
+        ops = (node.target for node in backward if isinstance(node.target, OpOverload))
+        if any(Effect.RANDOM in aten.effects(op) for op in ops):
+            raise CaptureError(reason="backward draws random numbers")
+        module = self.reduced(left)
+        graph, output = module.graph, module.graph.output_node()
+        results: Any = output.args[0]
+        made = [each for each in results[: self.forward_outputs] if isinstance(each, Node)]
+        gradients = results[self.forward_outputs :]
+        output.args = ([None] * self.forward_outputs + list(gradients),)
+        _erase(graph, made, set())
+        for node in graph.nodes:
+            if node.op == "call_function":
+                tag_as_backward(node)
+        module.recompile()
+        return module
 
     @cached_property
     def _zero(self) -> dict[Node, int]:

@@ -7,8 +7,8 @@ bytes less what outstanding calls of other graphs alone hold.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class Residency:
         self._compiled_at: tuple[int, int] | None = None
         """(forward calls, backward calls) counted when a graph was last compiled, until the garbage
         of that is collected."""
+        self._tangents: Sequence[torch.Tensor] = ()
+        """Tangents that are there before the forward call that begins."""
 
     def compiled(self) -> None:
         """Note that a graph was compiled: compilers leave garbage, results of calls among it."""
@@ -88,13 +90,26 @@ class Residency:
         """In this context only outcore makes and frees tensors, so counts cost less."""
         return self._elsewhere.at_once()
 
+    @contextmanager
+    def beside_tangents(self, tangents: Sequence[Any]) -> Iterator[None]:
+        """In this context, `tangents` of the forward call that begins are not external memory.
+
+        Those that are parts of more memory are.
+        """
+        there = (t for t in tangents if isinstance(t, torch.Tensor))
+        self._tangents = [t for t in there if t.untyped_storage().nbytes() <= t.nbytes]
+        try:
+            yield
+        finally:
+            self._tangents = ()
+
     def external_bytes(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int:
         """Bytes that live tensors hold outside `graph` as a call of it begins.
 
         Inputs and constants of the call are left out, and what earlier calls of the graph alone
         hold. If the storage of an input is larger than the trace says, the excess counts.
         """
-        given = (*inputs, *graph.captured.constants)
+        given = (*inputs, *graph.captured.constants, *self._tangents)
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
         mine = sum(store.private_bytes for store in self._registry.stores.of(graph))
         return self.resident_bytes(tensors) + self.given(graph, inputs).beyond_bytes - mine
