@@ -173,6 +173,7 @@ RUNNING_STATISTICS = {
     "aten._native_batch_norm_legit_functional.default": ((3, 4), (3, 4), 5),
     "aten._batch_norm_with_update_functional.default": ((3, 4), (4, 5), None),
     "aten.native_batch_norm_backward.default": ((3, 4), (), 7),
+    "aten.batch_norm_backward.default": ((3, 4), (), 7),
 }
 """Op -> (arguments that are running statistics, results that are the new ones, index of the
 training flag or None).

@@ -144,6 +144,8 @@ class ByGradients:
         """The tangents that the latest graph does without, and that graph."""
         self._refused: int | None = None
         """The tangents that a graph does without which cannot be made."""
+        self._late: tuple[int, Graph | None] | None = None
+        """The latest late graph (`_late_graph`), until the next forward call."""
 
     def __deepcopy__(self, _: dict[int, Any]) -> ByGradients:
         """Itself: as for Runner."""
@@ -160,6 +162,7 @@ class ByGradients:
 
     def forward(self, args: list[Any]) -> list[Any]:
         """As `Runner.forward`. Raises UnknownSizesError, before it does anything."""
+        self._late = None
         given = list(args)
         args[:] = map(plain, args)
         parameters = {i: args[i] for i in self._static if is_parameter(args[i])}
@@ -291,28 +294,28 @@ class ByGradients:
         left, graph = self._graph(self._without(self._assumed_missing() & missing))
         if not keeps_graph():
             stores.drop(store.number)
+        refused = list[InfeasibleError]()  # not by a name: once raised, it would hold this frame
         try:
             with self._as_in(call, draws[0]):
-                results = None if left & ~missing else self._forward_again(graph, inputs)
+                results = None if left & ~missing else _forward(graph, inputs)
                 if results is None:  # no graph has all that is needed
                     return self._at_once(inputs, missing, tangents)
                 self._check_draws(*draws)
         except InfeasibleError as error:  # beside what the first run made, and the tangents
-            refused = error.with_traceback(None)
+            error.add_note(NO_ROOM_AGAIN)
+            refused.append(error.with_traceback(None))
         else:
             inputs.clear()
             return self._back(graph, results, left, tangents)
-        with self._as_in(call, draws[0]):
-            gradients = self._late(inputs, missing, tangents, refused)
-            self._check_draws(*draws)
+        left, late = self._late_graph(self._without(missing), call.default_dtype)
+        gradients = None
+        if late is not None:
+            with self._as_in(call, draws[0]):
+                gradients = self._all_in_backward(late, left, inputs, tangents)
+                self._check_draws(*draws)
+        if gradients is None:
+            raise refused.pop()
         return gradients
-
-    def _forward_again(self, graph: Graph, inputs: list[Any]) -> list[Any] | None:
-        """As `Runner.forward`; None if there is no graph for these sizes."""
-        try:
-            return graph.forward(list(inputs))
-        except UnknownSizesError:
-            return None
 
     def _back(
         self, graph: Graph, results: list[Any], left: int, tangents: list[Any]
@@ -325,29 +328,38 @@ class ByGradients:
         finally:
             self.engine.stores.drop(number)
 
-    def _late(
-        self, inputs: list[Any], missing: int, tangents: list[Any], refused: InfeasibleError
-    ) -> tuple[Any, ...]:
-        """The gradients, by a graph that makes no results a second time, and keeps nothing.
+    def _late_graph(self, left: int, dtype: torch.dtype) -> tuple[int, Graph | None]:
+        """A graph that computes all in its backward call; None if there is no such graph.
 
-        Raises InfeasibleError if there is no room for that either, and `refused` if there is no
-        such graph.
+        `left`: the tangents that it does without; `dtype`: the default dtype of the first run.
         """
-        left = self._without(missing)
-        variant = Variant(self.engine, provisional=True)
+        if self._late is None or self._late[0] != left:
+            variant = Variant(self.engine, provisional=True)
+            with as_dynamo_compiles(), as_kernels(), without_autocast(), gc_paused():
+                try:
+                    with with_default(dtype):
+                        self._late = left, self._make(self.missing.late(left), variant)
+                except CaptureError:
+                    self._late = left, None
+        return self._late
+
+    def _all_in_backward(
+        self, graph: Graph, left: int, inputs: list[Any], tangents: list[Any]
+    ) -> tuple[Any, ...] | None:
+        """The gradients, by a late `graph`. It makes no results a second time, and keeps nothing.
+
+        None if there is no graph for these sizes. Raises InfeasibleError if there is no room.
+        """
         try:
-            with as_dynamo_compiles(), as_kernels(), gc_paused():
-                graph = self._make(self.missing.late(left), variant)
             with self.engine.residency.beside_tangents(tangents):
-                results = graph.forward(list(inputs))
-        except (CaptureError, UnknownSizesError):
-            refused.add_note(NO_ROOM_AGAIN)
-            raise refused from None
+                results = _forward(graph, inputs)
+            if results is None:
+                return None
+            inputs.clear()
+            return self._back(graph, results, left, tangents)
         except InfeasibleError as error:
             error.add_note(NO_ROOM_AGAIN)
             raise
-        inputs.clear()
-        return self._back(graph, results, left, tangents)
 
     @contextmanager
     def _as_in(self, call: Call, state: torch.Tensor) -> Iterator[None]:
@@ -405,11 +417,17 @@ OTHERS_DRAW = (
 )
 
 
+def _forward(graph: Graph, inputs: list[Any]) -> list[Any] | None:
+    """As `Runner.forward`; None if there is no graph for these sizes."""
+    try:
+        return graph.forward(list(inputs))
+    except UnknownSizesError:
+        return None
+
+
 NO_ROOM_AGAIN = (
     "outcore: a result of forward got a gradient that it was not expected to get, and there is no "
-    "room to compute again what that needs. Run the step again: now the gradient is expected. To "
-    "have it expected from the first step on, give the result one of zeros there, such as that of "
-    "0 * result.sum()"
+    "room to compute again what that needs. Run the step again: now the gradient is expected"
 )
 
 

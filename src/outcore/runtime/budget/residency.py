@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from outcore.capture import is_batched
 from outcore.execute import Driver
 from outcore.interrupts import keeping_interrupts
 from outcore.ir.trace import Ref
@@ -96,8 +97,9 @@ class Residency:
 
         Those that are parts of more memory are.
         """
-        there = (t for t in tangents if isinstance(t, torch.Tensor))
-        self._tangents = [t for t in there if t.untyped_storage().nbytes() <= t.nbytes]
+        there = (t for t in tangents if isinstance(t, torch.Tensor) and not is_batched(t))
+        dense = (t for t in there if t.layout is torch.strided)
+        self._tangents = [t for t in dense if t.untyped_storage().nbytes() <= t.nbytes]
         try:
             yield
         finally:
