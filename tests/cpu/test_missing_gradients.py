@@ -593,10 +593,7 @@ def test_all_is_computed_in_backward(dynamic: bool, retain: bool, no_room: list[
 def test_what_finds_no_room_is_not_held(
     no_room: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise CaptureError(reason="no such graph")
-
-    monkeypatch.setattr(Missing, "late", refuse)
+    monkeypatch.setattr(Missing, "late", lambda *_: None)
     torch._dynamo.reset()
     module = outcore.wrap(Wide(), budget="1GiB", strict=True)
     module(torch.randn(8, 128))[0].backward()
@@ -614,6 +611,35 @@ def test_what_finds_no_room_is_not_held(
     finally:
         gc.enable()
     assert len(no_room) == 1
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, given: Tensor) -> Tensor:
+        return given + torch.rand_like(given)
+
+
+class Noisy(Wide):
+    """What its backward draws, it must not draw from where forward began."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss, wide = super().forward(x)
+        return Noise.apply(loss), wide
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("no_room")
+def test_a_backward_that_draws_is_not_computed_with_its_forward() -> None:
+    torch._dynamo.reset()
+    module = outcore.wrap(Noisy(), budget="1GiB", strict=True)
+    module(torch.randn(8, 128))[0].backward()
+    loss, wide = module(torch.randn(8, 128))
+    with pytest.raises(InfeasibleError):
+        (loss + wide.sin().sum()).backward()
 
 
 class Large(nn.Module):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -334,13 +334,18 @@ class ByGradients:
         `left`: the tangents that it does without; `dtype`: the default dtype of the first run.
         """
         if self._late is None or self._late[0] != left:
-            variant = Variant(self.engine, provisional=True)
-            with as_dynamo_compiles(), as_kernels(), without_autocast(), gc_paused():
-                try:
-                    with with_default(dtype):
-                        self._late = left, self._make(self.missing.late(left), variant)
-                except CaptureError:
-                    self._late = left, None
+            self._late = left, None
+            joint, variant = self.missing.late(left), Variant(self.engine, provisional=True)
+            if joint is not None:
+                with (
+                    as_dynamo_compiles(),
+                    as_kernels(),
+                    without_autocast(),
+                    with_default(dtype),
+                    gc_paused(),
+                    suppress(CaptureError),
+                ):
+                    self._late = left, self._make(joint, variant)
         return self._late
 
     def _all_in_backward(

@@ -30,7 +30,6 @@ from outcore.capture.nodes.phases import arguments, phases
 from outcore.capture.nodes.storages import tensors_in
 from outcore.capture.rewrites.views import describe_again
 from outcore.capture.rewrites.zeros import args_in, zeros_of
-from outcore.errors import CaptureError
 from outcore.ir.trace import Effect
 
 _aten = torch.ops.aten
@@ -132,15 +131,15 @@ class Missing:
         graph.lint()
         return LazyGraphModule(self.joint, graph)
 
-    def late(self, left: int) -> GraphModule:
+    def late(self, left: int) -> GraphModule | None:
         """As `reduced`, but forward makes nothing: all is computed in the backward call.
 
-        Raises CaptureError if backward draws random numbers: they would be other ones.
+        None if backward draws random numbers: they would be other ones.
         """
         _, backward = phases(self.joint, self.forward_outputs)
         ops = (node.target for node in backward if isinstance(node.target, OpOverload))
         if any(Effect.RANDOM in aten.effects(op) for op in ops):
-            raise CaptureError(reason="backward draws random numbers")
+            return None
         module = self.reduced(left)
         graph, output = module.graph, module.graph.output_node()
         results: Any = output.args[0]
