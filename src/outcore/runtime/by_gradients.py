@@ -333,8 +333,9 @@ class ByGradients:
 
         `left`: the tangents that it does without; `dtype`: the default dtype of the first run.
         """
-        if self._late is None or self._late[0] != left:
-            self._late = left, None
+        found = self._late
+        if found is None or found[0] != left:
+            found = left, None
             joint, variant = self.missing.late(left), Variant(self.engine, provisional=True)
             if joint is not None:
                 with (
@@ -345,8 +346,9 @@ class ByGradients:
                     gc_paused(),
                     suppress(CaptureError),
                 ):
-                    self._late = left, self._make(joint, variant)
-        return self._late
+                    found = left, self._make(joint, variant)
+            self._late = found  # a forward call on another thread may forget it at any time
+        return found
 
     def _all_in_backward(
         self, graph: Graph, left: int, inputs: list[Any], tangents: list[Any]
