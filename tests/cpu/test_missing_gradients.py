@@ -520,7 +520,7 @@ def test_a_second_run_has_no_room_for_results_of_its_own() -> None:
 
 
 def test_no_room_for_a_second_run_is_told_and_the_next_step_runs() -> None:
-    """What is computed in backward cannot be computed again, and may not be moved away."""
+    """What a late graph makes is not recomputed, and there is nowhere to move it."""
     torch._dynamo.reset()
     module = Wide()
     with pytest.raises(InfeasibleError) as caught:
@@ -535,9 +535,7 @@ def test_no_room_for_a_second_run_is_told_and_the_next_step_runs() -> None:
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Whatever runs again finds no room beside the results of its first run. Lists how often."""
-    often = list[int]()
-
-    forward = by_gradients._forward
+    often, forward = list[int](), by_gradients._forward
 
     def refuse(graph: Any, inputs: list[Any]) -> Any:
         often.append(1)
@@ -567,7 +565,7 @@ class Various(nn.Module):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("retain", [False, True])
 def test_all_is_computed_in_backward(dynamic: bool, retain: bool, no_room: list[int]) -> None:
-    """Heads get gradients from the fourth step on, one after the other."""
+    """In the last steps, further results get gradients, one after the other."""
     modules = [Various(), Various()]
     modules[1].load_state_dict(modules[0].state_dict())
     found = []
