@@ -803,8 +803,6 @@ class TestThreads:
         assert backend.report().state == "unplanned"
 
     @pytest.mark.filterwarnings("ignore:Leaked callback handle")
-    # A thread that stands still while the other goes on many times may not be metered in time.
-    @pytest.mark.filterwarnings("ignore:.*each of its steps runs on another:UserWarning")
     @pytest.mark.parametrize("shared", [False, True])
     def test_two_that_train_at_once(self, shared: bool) -> None:
         """A process can run only one profiler at a time."""

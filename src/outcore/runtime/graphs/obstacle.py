@@ -8,8 +8,9 @@ from enum import Enum
 class Obstacle(Enum):
     """Each obstacle: after how many such steps in a row outcore reports it, and the reason then."""
 
-    OTHER_THREADS = (4, "each of its steps runs on another thread, and cannot be metered")
-    """A step cannot be read once its thread has gone on to other work."""
+    OTHER_THREADS = (16, "each of its steps runs on another thread, and cannot be metered")
+    """A step cannot be read once its thread has gone on to other work. A few times in a row, the
+    thread may only have stood still while others went on."""
 
     INSIDE_BACKWARD = (
         8,
