@@ -87,6 +87,50 @@ def test_no_peak_is_metered_beside_a_call_of_an_older_plan_that_holds_more() -> 
     assert all(m is None or p is None or m <= p for m, p in peaks)
 
 
+class Halves(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers(), layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(y)
+
+
+def test_a_step_in_which_a_graph_is_planned_again_gives_no_peak() -> None:
+    """Its call followed the plan before. One more step is metered, for the new plan."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, backend = Halves(), Backend(budget="1GiB", policy="keep-all")
+    call = torch.compile(module, backend=backend, dynamic=False)
+    for _ in gradients(module, call, "plain", 20):
+        pass
+    engine = backend.engine
+    assert engine is not None
+    first, _ = engine.graphs
+    assert first.planned is not None
+    assert engine.metering.peak_bytes is not None
+    engine.metering.forget_peak()
+    loss = call(torch.randn(1024, 64)).square().mean()
+    assert engine.metering.running is not None
+    first.settle(engine.plans.tighter(first, first.planned))
+    engine.metering.forget_peak()
+    loss.backward()
+    assert len(engine.metering.running.visits) == 2
+    backend.report()
+    assert engine.metering.running is None
+    assert engine.metering.peak_bytes is None
+    for _ in gradients(module, call, "plain", 3):
+        pass
+    report = backend.report()
+    assert report.measured_peak_bytes is not None
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes
+
+
 def test_a_metered_step_that_is_left_behind_keeps_no_engine() -> None:
     """Only its own thread could end it, and that is busy with something else."""
     torch._dynamo.reset()
