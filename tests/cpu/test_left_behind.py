@@ -97,7 +97,8 @@ class Halves(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         torch._dynamo.graph_break()
-        return self.second(y)
+        found: Tensor = self.second(y)
+        return found
 
 
 def test_a_step_in_which_a_graph_is_planned_again_gives_no_peak() -> None:

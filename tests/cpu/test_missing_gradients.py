@@ -23,7 +23,7 @@ from outcore import Backend
 from outcore.capture import Missing
 from outcore.errors import CaptureError, InfeasibleError, StepError
 from outcore.measure import resident_bytes
-from outcore.runtime import by_gradients
+from outcore.runtime.results import second_run
 from tests.cpu.training import PROFILED_STEPS
 
 WIDTH = 32
@@ -535,7 +535,7 @@ def test_no_room_for_a_second_run_is_told_and_the_next_step_runs() -> None:
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Whatever runs again finds no room beside the results of its first run. Lists how often."""
-    often, forward = list[int](), by_gradients._forward
+    often, forward = list[int](), second_run._forward
 
     def refuse(graph: Any, inputs: list[Any]) -> Any:
         often.append(1)
@@ -543,7 +543,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return forward(graph, inputs)
         raise InfeasibleError(budget_bytes=1, floor_bytes=2, op="op", needed_bytes=1)
 
-    monkeypatch.setattr(by_gradients, "_forward", refuse)
+    monkeypatch.setattr(second_run, "_forward", refuse)
     return often
 
 

@@ -39,12 +39,13 @@ from outcore.capture import (
 )
 from outcore.errors import CaptureError
 from outcore.execute import Executable, in_core
-from outcore.runtime.by_gradients import ALONE, ByGradients, Variant
 from outcore.runtime.by_size import BySize
 from outcore.runtime.conduct.conductor import Conductor
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.missing_gradients import telling_missing
 from outcore.runtime.parameters import Parameters
+from outcore.runtime.results.by_gradients import ByGradients
+from outcore.runtime.results.variant import ALONE, Variant
 from outcore.runtime.runner import Runner
 from outcore.runtime.state import CLOSED, BackendState, Tally
 
