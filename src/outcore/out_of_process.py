@@ -10,6 +10,7 @@ import logging
 import subprocess
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -92,9 +93,9 @@ def plan_and_place(
     questions = [_ToPlanAndPlace(policy, problem, space) for problem in problems]
     answers = worker.ask_each(_SERVE, questions, _tell, at_once, _asking(policy))
     with closing(answers):
-        for question, answer in zip(questions, answers, strict=True):
+        for question in questions:
             try:
-                tried: Tried = _found(question, answer.result)
+                tried: Tried = _next_found(question, answers)
             except InfeasibleError:
                 return
             yield tried
@@ -155,8 +156,13 @@ def _answered(question: Question, asking: Callable[..., Any]) -> Any:
     """As `_found`. Another thread asks, so that what a signal handler raises is raised here."""
     answers = worker.ask_each(_SERVE, [question], _tell, 1, asking)
     with closing(answers), _telling_if_slow():
-        first = [next(answers)]
-        return _found(question, lambda: first.pop().result())  # no frame holds an error's future
+        return _next_found(question, answers)
+
+
+def _next_found(question: Question, answers: Iterator[Future[Any]]) -> Any:
+    """As `_found`, for the next of `answers`."""
+    first = [next(answers)]
+    return _found(question, lambda: first.pop().result())  # no frame holds an error's future
 
 
 def _found(question: Question, answer: Callable[[], Any]) -> Any:
