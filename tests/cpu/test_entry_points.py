@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import logging
 import os
@@ -58,8 +59,8 @@ STEPS = PROFILED_STEPS + 2
 TIGHT: dict[str, Any] = {"budget": "2MiB", "policy": "swap-all"}
 """A budget too small to keep everything of `Small`."""
 LIMITED = pytest.mark.skipif(
-    "recompile_limit" not in compiled._apart(),
-    reason="before 2.13 torch takes no limit from us",
+    "isolate_recompiles" not in compiled._apart(),
+    reason="before 2.13 torch takes no limit of one model from us",
 )
 
 
@@ -369,7 +370,7 @@ class TestWrap:
         assert pickle.loads(pickle.dumps(module))._compiled_call_impl is None
 
     @pytest.mark.skipif(
-        "recompile_limit" not in compiled._apart(),
+        "isolate_recompiles" not in compiled._apart(),
         reason="before 2.13 torch itself keeps weak references",
     )
     def test_torch_can_swap_parameters(self) -> None:
@@ -614,6 +615,16 @@ class TestWrap:
         assert outcore.handle(module).engine is None, "nothing was compiled"
         module(torch.ones(9, 4)).sum().backward()
         assert outcore.handle(module).report().graphs == 1
+
+    def test_torch_gets_the_options_that_it_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """torch 2.12 knows one of the two."""
+
+        def known(model: Any = None, *, recompile_limit: int | None = None) -> None:
+            del model, recompile_limit
+
+        assert compiled._apart().keys() <= inspect.signature(torch.compile).parameters.keys()
+        monkeypatch.setattr(torch, "compile", known)
+        assert compiled._apart() == {"recompile_limit": compiled.MOST_COMPILED}
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """torch before 2.13: models do not share a limit there either."""

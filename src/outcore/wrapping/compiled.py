@@ -56,8 +56,8 @@ MOST_COMPILED = 64
 """How often torch compiles a function of a wrapped model: other sizes do not count, other constants
 do. Calls that differ further run uncompiled.
 
-Before torch 2.13 this limit cannot be passed to torch.compile. There the limit is
-torch._dynamo.config.recompile_limit, 8.
+With torch 2.12 it is the limit for all models with parts of one class together. torch 2.11 cannot
+be told of it: there it is torch._dynamo.config.recompile_limit, 8.
 """
 
 SKIPPED: WeakSet[type[nn.Module]] = WeakSet()
@@ -309,12 +309,11 @@ def skipped() -> int:
 def _apart() -> dict[str, Any]:
     """Return options for torch.compile: recompiles count apart from those of other models.
 
-    Before torch 2.13, torch compiles at most eight times for all models with parts of one class.
+    Before torch 2.13, they count for all models with parts of one class (`MOST_COMPILED`).
     """
+    wanted = {"isolate_recompiles": True, "recompile_limit": MOST_COMPILED}
     known = inspect.signature(torch.compile).parameters
-    if "recompile_limit" not in known:
-        return {}
-    return {"isolate_recompiles": True, "recompile_limit": MOST_COMPILED}
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def run_plain(self: nn.Module, guarded: str, /, *args: Any, **kwargs: Any) -> Any:
