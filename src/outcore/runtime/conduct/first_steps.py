@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, TypeGuard
 from weakref import ref
 
@@ -105,16 +104,26 @@ class FirstSteps:
         fits = resident <= profiling.most_resident_bytes
         room = (own or fits) and engine.eviction.has_room(profiling.executable)
         if not (room or profiling.done):
-            # An optimizer has its state by now, or more calls wait than before. If nothing fits any
-            # more, planning reports it.
-            with contextlib.suppress(InfeasibleError):
-                profiling = self._begin(inputs)
+            profiling = self._renewed(profiling, inputs)
         engine.observer.base(graph, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
         if profiling.lent is not None:
             return self._lent(profiling, inputs, fits=fits)
         return self._first_plan(profiling, resident)
+
+    def _renewed(self, profiling: Profiling, inputs: list[Any]) -> Profiling:
+        """As `_begun`: an optimizer has its state by now, or more calls wait than before.
+
+        The same as before if nothing fits, and other graphs will hold less once they are planned.
+        """
+        try:
+            return self._begun(inputs)
+        except InfeasibleError:
+            if not self._awaits_others(profiling):
+                raise
+        self.engine.residency.collect(again=True)  # the error's frames hold inputs of calls
+        return profiling
 
     def _first_plan(self, profiling: Profiling, resident: int) -> Executable:
         """The executable of the first plan; while others must be planned first, that of profiling.
