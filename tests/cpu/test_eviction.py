@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from outcore import Backend
-from outcore.errors import InfeasibleError, SpillError
+from outcore.errors import HostMemoryError, InfeasibleError, SpillError
 from outcore.execute.arena import Arena, own_arena
 from outcore.ir.hardware import Tier
+from outcore.ir.program import Program
 from outcore.runtime.budget.eviction import Eviction, choose
 from outcore.runtime.conduct.first_steps import AGAIN
 from tests.cpu.test_asked_room import PATIENCE, Towers, graphs, peak_bytes
@@ -121,6 +122,42 @@ def test_another_order_of_planned_calls_stays_inside_the_budget(
         inside(towers, order)
         assert same(gradients(towers), plain)
     assert eviction(towers.backend).times
+
+
+def test_one_step_with_more_calls_costs_later_ones_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held is counted only while more calls are outstanding than planned for."""
+    towers = Towers("16MiB")
+    towers.steps((0, 1), times=ALONE)
+    towers.step((0, 1, 1))
+    towers.steps((0, 1), times=4)
+    counted = list[int]()
+    monkeypatch.setattr(Eviction, "_lacking", lambda _, nbytes: counted.append(nbytes) or 0)
+    towers.steps((0, 1), times=4)
+    assert not counted
+    towers.step((0, 1, 1))
+    assert counted
+
+
+def test_a_full_host_is_asked_again_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a leaner program has room in the outer tiers may differ from call to call."""
+    towers, reserve = Towers("9.5MiB", policy="keep-all"), Eviction._reserve
+    (plain,) = expected(towers, (0, 1, 0))
+    towers.steps((1,), (0,), times=ALONE)
+
+    def full(self: Eviction, program: Program | None) -> None:
+        executions = (graph.execution for graph in graphs(towers.backend))
+        if any(each and each.lean and each.lean.program is program for each in executions):
+            raise HostMemoryError(reason="it is full", needed_bytes=1)
+        reserve(self, program)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Eviction, "_reserve", full)
+        towers.step((0, 1, 0))
+    assert not eviction(towers.backend).leaner
+    towers.modules.zero_grad()
+    towers.step((0, 1, 0))
+    assert eviction(towers.backend).leaner
+    assert same(gradients(towers), plain)
 
 
 def test_a_call_that_needs_too_much_even_then_runs_a_leaner_program() -> None:

@@ -104,7 +104,9 @@ class Eviction:
     ) -> Executable:
         """As `before_forward`, for room on the device."""
         program = executable.program
-        if program is None or not len(self._registry.stores) or not _is_in_doubt(graph, executable):
+        if program is None or not len(self._registry.stores):
+            return executable
+        if not _is_in_doubt(graph, executable, 1 + self._registry.waiting(graph)):
             return executable
         needs, between = self._needs(graph, executable), _between_bytes(graph)
         self.move_away(graph, self._lacking(needs.until_backward(between)), program=program)
@@ -119,9 +121,10 @@ class Eviction:
     def before_backward(self, graph: PlannedGraph, store: Store) -> None:
         """Make room for the backward call of `store` and for what was moved out of it."""
         executable = store.executable
-        if executable.program is None or not (store.away or _is_in_doubt(graph, executable)):
+        if executable.program is None or not self._others([store]):
             return
-        if self._others([store]):
+        calls = self._registry.waiting(graph)
+        if store.away or _is_in_doubt(graph, executable, calls):
             needs = self._needs(graph, executable)
             lacking = self._lacking(store.away_bytes + needs.backward_bytes)
             self.move_away(graph, lacking, but=[store])
@@ -171,11 +174,14 @@ class Eviction:
             return None
         try:
             lean = self._lean_beside(graph, execution.lean, execution.planned, inputs)
-            self._reserve(lean.program)
-        except (InfeasibleError, SpillError, HostMemoryError):
+        except InfeasibleError:
             execution.lean_refused_bytes = lacking
             return None
         execution.lean = lean
+        try:
+            self._reserve(lean.program)
+        except (SpillError, HostMemoryError):
+            return None  # there may be room for a later call
         self.leaner += 1
         return lean
 
@@ -412,12 +418,15 @@ def _between_bytes(graph: PlannedGraph) -> int:
     return 0 if profiling is None else profiling.between_bytes + profiling.lingering_bytes
 
 
-def _is_in_doubt(graph: PlannedGraph, executable: Executable) -> bool:
-    """Whether a call of `graph` may find more held than `executable` leaves room for."""
+def _is_in_doubt(graph: PlannedGraph, executable: Executable, calls: int) -> bool:
+    """Whether a call of `graph` may find more held than `executable` leaves room for.
+
+    `calls`: outstanding calls of the graph, that one included.
+    """
     planned, observed, status = graph.planned, graph.observed, graph.status
     if planned is None:
         keeping = None if graph.profiling is None else graph.profiling.keeping
         return keeping is None or executable is not keeping.executable
     unknown = observed.unchecked or observed.latest_mix_uncounted
     refused = status.refused.external_bytes != inf or status.growth.unplanned_bytes > 0
-    return unknown or refused or status.at_once.most > planned.calls
+    return unknown or refused or calls > planned.calls
