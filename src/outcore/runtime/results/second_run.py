@@ -11,9 +11,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch.fx import Interpreter
 
-from outcore.capture import Missing, UnknownSizesError, keeps_graph, without_autocast
+from outcore.capture import (
+    Missing,
+    UnknownSizesError,
+    boxed,
+    by_cudnn,
+    keeps_graph,
+    without_autocast,
+)
 from outcore.errors import CaptureError, InfeasibleError, StepError
 from outcore.execute import drawing
 from outcore.runtime.budget.engine import Engine
@@ -168,8 +174,13 @@ class SecondRuns:
             for i, (tangent, like) in enumerate(zip(tangents, described, strict=True))
         ]
         tangents.clear()
-        results = Interpreter(self.missing.reduced(left)).run(*inputs, *kept(left, given))
-        return tuple(results[self.missing.forward_outputs :])
+        with as_compiled():
+            module = self.missing.reduced(left)
+            by_cudnn(module)
+            run = boxed(module)
+        args = [*inputs, *kept(left, given)]
+        inputs.clear()
+        return tuple(run(args)[self.missing.forward_outputs :])
 
 
 OTHERS_DRAW = (
