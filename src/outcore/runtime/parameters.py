@@ -34,7 +34,7 @@ class Parameters:
         """
         if self._given is None:
             return None
-        gone = [number for number, storage in [*self._given.items()] if _is_gone(storage)]
+        gone = [number for number, storage in [*self._given.items()] if is_gone(storage)]
         self.forget(gone)
         return {*self._given}
 
@@ -51,15 +51,17 @@ class Parameters:
                 continue
             if isinstance(each, FakeTensor):
                 self._given = None
-            elif id(each) not in self._given or _is_gone(self._given[id(each)]):
-                self._given[id(each)] = _storage(each)
+            elif id(each) not in self._given or is_gone(self._given[id(each)]):
+                self._given[id(each)] = storage_of(each)
 
 
-def _storage(parameter: torch.nn.Parameter) -> StorageWeakRef | None:
+def storage_of(parameter: torch.Tensor) -> StorageWeakRef | None:
+    """The parameter's storage, weakly; None if it has none."""
     if parameter.layout is not torch.strided:
         return None
     return StorageWeakRef(parameter.untyped_storage())  # type: ignore[no-untyped-call]  # torch's
 
 
-def _is_gone(storage: StorageWeakRef | None) -> bool:
+def is_gone(storage: StorageWeakRef | None) -> bool:
+    """Whether a parameter of this storage does not exist any more."""
     return storage is not None and storage.expired()  # type: ignore[no-untyped-call]  # torch's

@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from outcore.capture import Missing
 from outcore.runtime.missing_gradients import is_waited_for, node_is_waited_for, trains_alone
+from outcore.runtime.parameters import is_gone, storage_of
 
 STEPS: Final = 1
 """Steps after which results are assumed to get no gradient that got none in these."""
@@ -36,8 +38,9 @@ class Assumed:
         """Tangents -> those of them that the graph can do without."""
         self._lost: dict[int, list[int]] = {}
         """Missing tangents -> the gradients that are zeros then."""
-        self._unhooked: set[int] = set()
-        """Ids of parameters whose nodes had no hooks as their gradients were first lost."""
+        self._unhooked: dict[int, StorageWeakRef | None] = {}
+        """`id` of parameters whose nodes had no hooks as their gradients were first lost -> their
+        storage, which shows whether they are alive."""
         self.possible = missing.again
         """Whether forward could run again, and backward calls are told of missing gradients."""
 
@@ -107,10 +110,11 @@ class Assumed:
         """Whether nobody but autograd waits for the gradient of a parameter."""
         if parameter is None or is_waited_for(parameter):
             return False
-        if id(parameter) not in self._unhooked:
+        number = id(parameter)
+        if number not in self._unhooked or is_gone(self._unhooked[number]):
             if node_is_waited_for(parameter):
                 return False
-            self._unhooked.add(id(parameter))
+            self._unhooked[number] = storage_of(parameter)
         return True
 
     def unneeded(self, missing: int) -> int:
