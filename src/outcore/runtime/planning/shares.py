@@ -365,20 +365,14 @@ class Shares:
         """
         number, profile = graph.status.planned_for, profile_of(graph)
         program = None if graph.planned is None or self.ignore_plans else graph.planned.program
-        trace, calls = graph.captured.trace, self.known.get(graph)
-        if (
-            calls is None
-            or calls.problem.trace is not trace
-            or (calls.problem.profile, calls.number) != (profile, number)
-            or (calls.program, calls.gone) != (program, graph.gone)
-        ):
-            theirs = replace(self, graph=graph)
-            problem = theirs.with_outer_budgets(
-                Problem(trace, profile, hardware, self.budget_bytes)
-            )
-            calls = Calls(problem, number, others=True, program=program, gone=graph.gone)
-            self.known[graph] = calls
-        return calls
+        theirs, trace = replace(self, graph=graph), graph.captured.trace
+        alone = Problem(trace, profile, hardware, self.budget_bytes)
+        problem = theirs.with_outer_budgets(alone) if program is None else alone
+        calls = Calls(problem, number, others=True, program=program, gone=graph.gone)
+        known = self.known.get(graph)
+        if known is None or known.problem.trace is not trace or known != calls:
+            self.known[graph] = known = calls
+        return known
 
     def with_outer_budgets(self, problem: Problem) -> Problem:
         """`problem` with what other graphs' plans leave of the outer tiers as its budgets there."""
