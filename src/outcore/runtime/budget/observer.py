@@ -41,8 +41,10 @@ class Observer:
             base_bytes = planned.external.base_bytes - planned.external.dropped_bytes
             beyond = self._residency.base_bytes(graph, inputs) - base_bytes
         for other in others:  # it may have left no room for the gradients of this graph
-            other.observed.unchecked |= other not in observed
-        observed.unchecked |= observed.called.note(own, others, beyond)
+            if other not in observed:
+                other.observed.unchecked = True
+        if observed.called.note(own, others, beyond):
+            observed.unchecked = True
 
     def metered(self, graph: PlannedGraph, inputs: Sequence[Any]) -> None:
         """Note the external memory as a planned graph's first call in a metered step begins."""

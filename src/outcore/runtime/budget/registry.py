@@ -91,7 +91,8 @@ class Registry:
         Graphs that saw such calls outstanding will check that their plans have room.
         """
         for other in self.graphs:
-            other.observed.unchecked |= graph in other.observed
+            if graph in other.observed:  # `|=` could undo what another thread sets meanwhile
+                other.observed.unchecked = True
 
     def outstanding(self, graph: PlannedGraph) -> dict[PlannedGraph, int]:
         """Other graphs with outstanding calls, and the number of these calls."""
