@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -41,9 +42,6 @@ REPLACED = (
 
 _HOOKS = getattr(optim.Optimizer.profile_hook_step(len), "__code__", object())
 """The code that torch puts around the step of an optimizer's class, for hooks."""
-
-REFERENCES = 3
-"""To a dict of an optimizer: its own, that of the code that asks, and that of the question."""
 
 
 class Move(NamedTuple):
@@ -198,7 +196,7 @@ class Stepping:
         """
         state = optimizer.state.get(parameter)
         if type(state) is dict and any(map(is_plain, state.values())):
-            if sys.getrefcount(state) > REFERENCES:
+            if sys.getrefcount(state) > _references_of_owned():
                 return None
             state = optimizer.state[parameter] = ParameterState(state)
         if not isinstance(state, ParameterState):
@@ -223,6 +221,14 @@ class Stepping:
         if text not in self._told:
             self._told.add(text)
             warnings.warn(text.format(**words), stacklevel=2)
+
+
+@cache
+def _references_of_owned() -> int:
+    """References to a dict that only another one and the code that asks refer to."""
+    owner: dict[int, object] = {0: {}}
+    state = owner.get(0)
+    return sys.getrefcount(state)
 
 
 def _fetch(optimizer: optim.Optimizer, parts: Iterable[Slice]) -> list[Move]:
