@@ -195,7 +195,7 @@ class Runner:
             give(lane, results)
             if execution and (recording := execution.recording_by(executable)):
                 recording.lane = lane.key
-            versions = versions_of(crossing, overwritten)
+            versions = versions_of(crossing, overwritten, executable.private)
             queue = self.engine.driver.queue()
             store = Store(visit, executable, lane, crossing, versions, queue)
         return [*results, *saved], store

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 
-def versions_of(things: Sequence[Any], may_change: Sequence[Any]) -> list[range | None]:
+def versions_of(
+    things: Sequence[Any], may_change: Sequence[Any], private: Collection[int] = ()
+) -> list[range | None]:
     """For each thing, how often it was written so far, and may have been later if nobody writes it.
 
     AOTAutograd writes each input in `may_change` once, after the forward call. Views of one tensor
-    have a common count. None for what is not a tensor, is an inference tensor, or may change.
+    have a common count. None for what is not a tensor, is an inference tensor, or may change, and
+    at the positions `private`, of tensors that nobody else can write.
     """
     exempt = {id(tensor) for tensor in may_change}
     beside = Counter(map(_memory, may_change))
-    return [None if id(t) in exempt or not _counts(t) else _range(t, beside) for t in things]
+    return [
+        None if i in private or id(t) in exempt or not _counts(t) else _range(t, beside)
+        for i, t in enumerate(things)
+    ]
 
 
 def _counts(thing: Any) -> bool:
