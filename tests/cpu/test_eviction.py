@@ -131,7 +131,13 @@ def test_one_step_with_more_calls_costs_later_ones_nothing(monkeypatch: pytest.M
     towers.step((0, 1, 1))
     towers.steps((0, 1), times=4)
     counted = list[int]()
-    monkeypatch.setattr(Eviction, "_lacking", lambda _, nbytes: counted.append(nbytes) or 0)
+    lacking = Eviction._lacking
+
+    def counting(self: Eviction, ahead_bytes: int) -> int:
+        counted.append(ahead_bytes)
+        return lacking(self, ahead_bytes)
+
+    monkeypatch.setattr(Eviction, "_lacking", counting)
     towers.steps((0, 1), times=4)
     assert not counted
     towers.step((0, 1, 1))
