@@ -160,7 +160,7 @@ class AdversarialDriver:
     def reserve(self, nbytes: Mapping[Tier, int], *, keep: bool = False) -> None:
         """Do nothing."""
 
-    def has_room(self, _: Mapping[Tier, int], /) -> bool:
+    def try_reserve(self, _: Mapping[Tier, int], /) -> bool:
         """Return True: there is always room."""
         return True
 

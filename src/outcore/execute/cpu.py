@@ -255,8 +255,8 @@ class CpuDriver:
             spill = self._ready()
             spill.file.give(spill.take(room), room)
 
-    def has_room(self, nbytes: Mapping[Tier, int], /) -> bool:
-        """Whether the disk has room for a lane."""
+    def try_reserve(self, nbytes: Mapping[Tier, int], /) -> bool:
+        """Make room for a lane on the disk. Returns whether there is room."""
         try:
             self.reserve(nbytes)
         except SpillError:

@@ -182,8 +182,11 @@ class Driver(Protocol):
         """
         ...
 
-    def has_room(self, nbytes: Mapping[Tier, int], /) -> bool:
-        """Whether a lane can be opened now that needs `nbytes` of each outer tier."""
+    def try_reserve(self, nbytes: Mapping[Tier, int], /) -> bool:
+        """Make room for one more lane that needs `nbytes` of each outer tier, if that is possible.
+
+        Returns whether such a lane can be opened now.
+        """
         ...
 
     def open_lane(self, regions: Mapping[int, Region]) -> Lane:

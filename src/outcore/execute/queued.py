@@ -202,8 +202,11 @@ class QueuedDriver:
             make_ready = self.slabs.make_ready_beside if keep else self.slabs.make_ready
             make_ready(nbytes[Tier.HOST])
 
-    def has_room(self, nbytes: Mapping[Tier, int], /) -> bool:
-        """Whether host memory and disk have room for a lane. Unused host memory stays."""
+    def try_reserve(self, nbytes: Mapping[Tier, int], /) -> bool:
+        """Make room for a lane on the disk, and return whether the host has room for it, too.
+
+        Unused host memory stays.
+        """
         if nbytes.get(Tier.DISK):
             try:
                 self._staged().make_room(nbytes[Tier.DISK])

@@ -95,7 +95,7 @@ class Eviction:
         """
         executable = self._on_device(graph, executable, inputs)
         execution = graph.execution
-        if execution is None or self.has_room(executable):
+        if execution is None or self.try_reserve(executable):
             return executable
         return self._elsewhere(graph, execution, inputs) or executable
 
@@ -193,14 +193,14 @@ class Eviction:
         It takes what the plans of other graphs leave, or else nothing of full tiers.
         """
         known = execution.lean_elsewhere
-        if known is None or not self.has_room(known):
+        if known is None or not self.try_reserve(known):
             known = None
-        host = self._plans.planner.solver.hardware().capacity(Tier.HOST)
+        host = self._plans.hardware.capacity(Tier.HOST)
         nearest = [(Tier.HOST,)] if host else []
         for without in ((), *nearest, (Tier.HOST, Tier.DISK)):
             with suppress(InfeasibleError):
                 lean = self._lean_beside(graph, known, execution.planned, inputs, without)
-                if self.has_room(lean):
+                if self.try_reserve(lean):
                     execution.lean_elsewhere = lean
                     self.leaner += 1
                     return lean
@@ -226,14 +226,14 @@ class Eviction:
         program = self._plans.lean_program(graph, planned, inputs, between, without=without)
         return build(graph.captured.trace, program, self._driver.generator)
 
-    def has_room(self, executable: Executable) -> bool:
-        """Whether the outer tiers have room for a call by `executable` beside outstanding calls."""
+    def try_reserve(self, executable: Executable) -> bool:
+        """Whether the outer tiers have, or can make, room for a call beside outstanding calls."""
         if not len(self._registry.stores):
             return True
         needed = self._outer.get(executable)
         if needed is None:
             needed = self._outer[executable] = _outer_bytes(executable.program)
-        return not needed or self._driver.has_room(needed)
+        return not needed or self._driver.try_reserve(needed)
 
     def _lacking(self, ahead_bytes: int) -> int:
         """By how much the budget without its margin will be exceeded if so much more is held."""
@@ -255,7 +255,7 @@ class Eviction:
         assert trace is not None  # noqa: S101 - callers ask for the program
         assert program is not None  # noqa: S101 - as above
         if executable not in self._known:
-            hardware = self._plans.planner.solver.hardware()
+            hardware = self._plans.hardware
             same = graph.captured.trace is trace
             profile = profile_of(graph) if same else Profile.unknown(len(trace.ops))
             found = ahead(Problem(trace, profile, hardware, self._settings.budget_bytes), program)
@@ -299,7 +299,7 @@ class Eviction:
 
     def _tiers(self) -> Iterator[Tier]:
         """Where tensors may be moved to, the nearest tier first."""
-        hardware = self._plans.planner.solver.hardware()
+        hardware = self._plans.hardware
         if hardware.capacity(hardware.outer):
             yield hardware.outer
             if hardware.outer is not Tier.DISK and self._settings.disk_budget_bytes:
@@ -361,7 +361,7 @@ class Eviction:
         planner, planned, number = self._plans.planner, graph.planned, graph.status.planned_for
         room = self._settings.disk_budget_bytes
         if tier is Tier.HOST:
-            room = planner.solver.hardware().capacity(tier)
+            room = self._plans.hardware.capacity(tier)
         shares = planner.shares(graph, self._registry.running_with(graph))
         each = shares.outer(tier, room, own=planned)
         own = 0 if planned is None else planned.predicted.peak(tier)

@@ -22,7 +22,7 @@ from outcore import worker
 from outcore.errors import HostMemoryError, InfeasibleError, OutcoreError, SpillError
 from outcore.estimate import columns
 from outcore.execute import Driver
-from outcore.ir.hardware import Tier
+from outcore.ir.hardware import Hardware, Tier
 from outcore.ir.identity import Identity
 from outcore.ir.margin import margin_bytes
 from outcore.ir.memory import extent_bytes, fits
@@ -81,6 +81,15 @@ class Plans:
         self._remembered: OrderedDict[tuple[Identity, int], Planned] = OrderedDict()
         """(identity of the captured trace, `GraphStatus.place`) -> plan; the latest used last.
         Plans outlive their graphs, for recompiles."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine, as plans are made for it now."""
+        return self.planner.solver.hardware()
+
+    def leave_layouts(self) -> None:
+        """Make no plans with layouts any more: they do not work here."""
+        self.planner.solver.places = False
 
     def give_known(self, graph: PlannedGraph) -> None:
         """Give a captured graph the plan of an earlier graph with the same trace and place, if any.
@@ -163,7 +172,7 @@ class Plans:
         external = self._residency.external_bytes(graph, inputs)
         own = sum(store.private_bytes for store in registry.stores.of(graph))
         held = external - self._residency.others_bytes(graph)
-        shares, hardware = self._shares(graph), self.planner.solver.hardware()
+        shares, hardware = self._shares(graph), self.hardware
         workspace = max(self._workspaces(graph) or (), default=0)
         checked = call_tensor_bytes(trace) + copied_bytes(trace, graph.captured.overwritten)
 

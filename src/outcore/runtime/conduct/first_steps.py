@@ -102,7 +102,7 @@ class FirstSteps:
             engine.residency.sweep()
         resident = engine.residency.external_bytes(graph, inputs)
         fits = resident <= profiling.most_resident_bytes
-        room = (own or fits) and engine.eviction.has_room(profiling.executable)
+        room = (own or fits) and engine.eviction.try_reserve(profiling.executable)
         if not (room or profiling.done):
             profiling = self._renewed(profiling, inputs)
         engine.observer.base(graph, profiling, own, resident)

@@ -33,7 +33,7 @@ class PlannedSteps:
         """If the plan's layout does not work, profile again, for a plan without a layout."""
         graph, execution = self.graph, self.graph.execution
         if execution is not None and self.engine.placing.is_in_vain(execution.planned.layout):
-            self.engine.plans.planner.solver.places = False
+            self.engine.plans.leave_layouts()
             graph.status.unsettle()
             graph.unfollow()
             graph.tightened = False  # unlike other new plans, the next one starts from a profile
