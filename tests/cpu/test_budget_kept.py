@@ -293,7 +293,7 @@ def test_an_error_tells_what_is_left_of_the_step_before() -> None:
     with pytest.raises(InfeasibleError) as error:
         leaves_results(Backend(budget="29MiB"), x)
     (told,) = error.value.__notes__
-    assert told.startswith("4.00 MiB were held during its forward call")
+    assert told.startswith("outcore: 4.00 MiB more are held than as the first step began")
 
 
 class Frozen(nn.Module):

@@ -90,7 +90,8 @@ class Observer:
                 step = registry.steps.number
                 returned = {g: g.status.history.returned(step) for g in registry.active()}
                 graph.observed.meet(returned, _gradient_bytes)
-        graph.observed.unchecked |= graph.observed.returned.note(own, others, beyond)
+        if graph.observed.returned.note(own, others, beyond):
+            graph.observed.unchecked = True
 
     def waited(self, graph: PlannedGraph, visit: Visit, tangents: Sequence[Any]) -> None:
         """Note how much memory was freed while a profiled visit waited, as its backward begins."""

@@ -17,10 +17,18 @@ from outcore.runtime.graphs.profiling import (
     begin_keeping,
     begin_profiling,
 )
+from outcore.units import format_bytes
 
 PATIENCE = 16
 """Timed calls, times `CallsAtOnce.expected`, after which a graph is planned although an
 earlier graph has no plan: that one may never get one."""
+
+MORE = (
+    "outcore: {more} more are held than as the first step began. An optimizer needs its state. "
+    "Results of the step before need not be held: del them, and clear gradients, at the end of "
+    "each step"
+)
+"""The note on an error in the second step, or soon after."""
 
 AGAIN = "outcore: other graphs hold less from their next calls on: run the step again"
 
@@ -104,7 +112,7 @@ class FirstSteps:
         fits = resident <= profiling.most_resident_bytes
         room = (own or fits) and engine.eviction.try_reserve(profiling.executable)
         if not (room or profiling.done):
-            profiling = self._renewed(profiling, inputs)
+            profiling = self._renewed(profiling, inputs, resident)
         engine.observer.base(graph, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
@@ -112,15 +120,18 @@ class FirstSteps:
             return self._lent(profiling, inputs, fits=fits)
         return self._first_plan(profiling, resident)
 
-    def _renewed(self, profiling: Profiling, inputs: list[Any]) -> Profiling:
+    def _renewed(self, profiling: Profiling, inputs: list[Any], resident: int) -> Profiling:
         """As `_begun`: an optimizer has its state by now, or more calls wait than before.
 
         The same as before if nothing fits, and other graphs will hold less once they are planned.
         """
         try:
             return self._begun(inputs)
-        except InfeasibleError:
+        except InfeasibleError as error:
             if not self._awaits_others(profiling):
+                more = resident - self.engine.residency.others_bytes(self.graph)
+                more -= profiling.checked_base_bytes
+                error.add_note(MORE.format(more=format_bytes(max(0, more))))
                 raise
         self.engine.residency.collect(again=True)  # the error's frames hold inputs of calls
         return profiling
