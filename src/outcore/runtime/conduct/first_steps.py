@@ -128,7 +128,7 @@ class FirstSteps:
         try:
             return self._begun(inputs)
         except InfeasibleError as error:
-            if not self._awaits_others(profiling):
+            if not (self._follows_the_unplanned(profiling) or self._awaits_others(profiling)):
                 more = resident - self.engine.residency.others_bytes(self.graph)
                 more -= profiling.checked_base_bytes
                 error.add_note(MORE.format(more=format_bytes(max(0, more))))
