@@ -123,12 +123,14 @@ class FirstSteps:
     def _renewed(self, profiling: Profiling, inputs: list[Any], resident: int) -> Profiling:
         """As `_begun`: an optimizer has its state by now, or more calls wait than before.
 
-        The same as before if nothing fits, and other graphs will hold less once they are planned.
+        The same as before if nothing fits, and other graphs will hold less once they are planned,
+        or this one need not be planned.
         """
         try:
             return self._begun(inputs)
         except InfeasibleError as error:
-            if not (self._follows_the_unplanned(profiling) or self._awaits_others(profiling)):
+            others = self._follows_the_unplanned(profiling) or self._awaits_others(profiling)
+            if not (others or self.graph.status.settled):
                 more = resident - self.engine.residency.others_bytes(self.graph)
                 more -= profiling.checked_base_bytes
                 error.add_note(MORE.format(more=format_bytes(max(0, more))))
