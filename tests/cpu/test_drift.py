@@ -239,6 +239,13 @@ def test_a_margin_that_is_none(given: Any) -> None:
         Backend(budget=TIGHT, drift=given)
 
 
+@pytest.mark.parametrize("given", [1.5, 300, "0.5MiB/s"])
+def test_a_rate_that_no_disk_has_is_a_mistake(given: Any) -> None:
+    with pytest.raises(OptionValueError, match=r"bytes per second, and 1\.00 MiB/s is the least"):
+        Backend(budget=TIGHT, link_limit=given)
+    Backend(budget=TIGHT, link_limit="1MiB/s")
+
+
 @pytest.mark.parametrize("given", [25, "25"])
 def test_a_number_of_percent_is_a_mistake(given: Any) -> None:
     with pytest.raises(OptionValueError, match=r'it is 25 times .* for percent write "25%"'):

@@ -20,7 +20,8 @@ from outcore.execute import link
 from outcore.measure import resident_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.runner import Runner
-from tests.cpu.training import away, back, same
+from outcore.runtime.step import store
+from tests.cpu.training import PROFILED_STEPS, away, back, same
 
 HABITS = ["retained", "kept", "late"]
 STEPS = 72
@@ -85,6 +86,33 @@ def test_no_peak_is_metered_beside_a_call_of_an_older_plan_that_holds_more() -> 
     assert measured is not None
     assert predicted is not None
     assert all(m is None or p is None or m <= p for m, p in peaks)
+
+
+@pytest.mark.parametrize("where", ["partial", "stand_in"])
+def test_an_interrupt_as_a_forward_call_ends_leaves_no_call(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing watched its name yet, or had it."""
+    torch._dynamo.reset()
+    backend = Backend(budget="1GiB")
+    call = torch.compile(layers(), backend=backend, dynamic=False)
+    for _ in range(2):
+        step(call)
+    assert backend.engine is not None
+    assert not len(backend.engine.stores)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, where, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step(call)
+    assert not len(backend.engine.stores)
+    assert not backend.engine.stores.counts()
+    for _ in range(PROFILED_STEPS):
+        step(call)
+    assert "outstanding" not in str(backend.report())
 
 
 class Halves(nn.Module):

@@ -107,7 +107,7 @@ class Runner:
                 self.engine.begun(graph)
         if visit.replay is not None and self._varies:
             visit.replay = visit.replay.giving(results[: len(graph.captured.trace.outputs)])
-        with _closing_if_raised(store.lane):
+        with self._dropping_if_raised(store):
             self.conductor.end_call(executable)
             visit.work.append((start, clock.now()))
             visit.forward_stop = self.engine.metering.leave()
@@ -176,6 +176,16 @@ class Runner:
             visit.replay = None
         self.conductor.end_backward(executable, visit)
         return gradients
+
+    @contextmanager
+    def _dropping_if_raised(self, store: Store) -> Iterator[None]:
+        """Drop `store` if something is raised: nothing may have its name yet."""
+        with _closing_if_raised(store.lane):
+            try:
+                yield
+            except BaseException:
+                self.engine.stores.drop(store.number)
+                raise
 
     def _run_forward(
         self, executable: Executable, inputs: list[Any], visit: Visit

@@ -45,6 +45,9 @@ OVER = (
     'than there is: lower it, or use budget="auto" for what is free'
 )
 
+LEAST_RATE = 1 << 20
+"""The least `link_limit`, in bytes per second. Less is a mistake, and takes long to measure."""
+
 PERCENT_LIKE = 10, 100
 """A number in this range as a drift is a mistake: a number of percent."""
 
@@ -331,9 +334,14 @@ def _link_limit(given: str | float | None) -> float | None:
     if given is None:
         return None
     try:
-        return parse_rate(given)
+        found = parse_rate(given)
     except ValueError as error:
         raise OptionValueError(option="link_limit", value=given, reason=str(error)) from error
+    if found < LEAST_RATE:
+        least = f"{format_bytes(LEAST_RATE)}/s is the least"
+        reason = f'it is {found:g} bytes per second, and {least}: write text like "150MiB/s"'
+        raise OptionValueError(option="link_limit", value=given, reason=reason)
+    return found
 
 
 def _drift(given: str | float | None) -> float | None:

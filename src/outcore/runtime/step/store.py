@@ -176,11 +176,11 @@ class Stores:
             self._release_lost()
         if not self._live:
             self._calls.clear()
-        self._live[store.number] = store
-        self._calls.setdefault(store.visit.owner, {})[store.number] = store
-        if follow:
+        if follow:  # first: what an interrupt leaves of the rest is found, or was never there
             drop = partial(self._orphan, store.number)
             self._names[store.number] = weakref.ref(memory, drop)
+        self._calls.setdefault(store.visit.owner, {})[store.number] = store
+        self._live[store.number] = store
         return stand_in(memory)
 
     def put_away(self, store: Store, away: MovedTensors) -> None:
