@@ -20,6 +20,7 @@ from outcore.ir.profile import Source
 from outcore.measure import Reading, resident_bytes
 from outcore.runtime.budget import engine
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.lending import alike, workspaces
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.step import metered_step
 from outcore.runtime.step.visit import Visit
@@ -321,6 +322,30 @@ class Convolved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         halved = nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
         return torch.relu(self.second(halved)).square().mean()
+
+
+def test_workspaces_are_known_from_sizes_whose_gradients_are_made_together() -> None:
+    """For large inputs, two ops make the gradients of a convolution."""
+    torch._dynamo.reset()
+    backend = backend_of(1 << 30)
+    call = torch.compile(Convolved(), backend=backend, dynamic=True)
+    for side in [32] * (PROFILED_STEPS + 1) + [96]:
+        call(torch.ones(4, 3, side, side)).backward()
+    assert backend.engine is not None
+    small, large = backend.engine.graphs
+    assert small.ops != large.ops
+    assert small.planned is not None
+    known = small.planned.problem.profile.workspace_bytes
+    traces = small.captured.trace, large.captured.trace
+    assert alike(*traces)
+    estimated = workspaces(known, *traces, on_cpu=True)
+    assert backend.engine.plans._workspaces(large) == estimated
+    made = [n for op, n in zip(large.ops, estimated, strict=True) if "convolution" in op]
+    whole = [n for op, n in zip(small.ops, known, strict=True) if "convolution" in op]
+    assert len(made) > len(whole)
+    assert max(made) > max(whole) > 0
+    back = workspaces(estimated, *reversed(traces), on_cpu=True)
+    assert all(a >= b for a, b in zip(back, known, strict=True)), "they do not shrink"
 
 
 class Classified(nn.Module):

@@ -38,7 +38,7 @@ from outcore.runtime.budget.whole_steps import LATEST
 from outcore.runtime.graphs.calls import call_tensor_bytes, whole
 from outcore.runtime.graphs.drift import Drift
 from outcore.runtime.graphs.graph import PlannedGraph
-from outcore.runtime.graphs.lending import scaled, total_bytes, workspaces
+from outcore.runtime.graphs.lending import alike, scaled, total_bytes, workspaces
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import MANY_SIZES, Profiling
 from outcore.runtime.graphs.trial import Trial
@@ -234,9 +234,9 @@ class Plans:
 
         If none are known, those that sizes alone tell; None if there are none of those either.
         """
-        trace, ops = graph.captured.trace, graph.ops
-        alike = (g for g in self._registry.graphs if g.ops == ops)  # corrected traces may have more
-        found = [(g.captured.trace, known) for g in alike if (known := _metered(g)) is not None]
+        trace = graph.captured.trace
+        same = (g for g in self._registry.graphs if alike(g.captured.trace, trace))
+        found = [(g.captured.trace, known) for g in same if (known := _metered(g)) is not None]
         if not found:
             return columns(trace) if self._on_cpu else None
         needed = total_bytes(trace)

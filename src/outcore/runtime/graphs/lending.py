@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outcore.estimate import columns, flops
+from outcore.estimate.shapes import INPUT_GRADIENT
 from outcore.ir.once import once_per_trace
 from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Role, Trace
@@ -91,15 +92,59 @@ def scaled(profile: Profile, larger: Trace, trace: Trace, *, on_cpu: bool) -> Pr
 def workspaces(
     known: Sequence[int], other: Trace, trace: Trace, *, on_cpu: bool
 ) -> tuple[int, ...]:
-    """An estimate of the workspaces of `trace`, from those `known` of the same ops in `other`.
+    """An estimate of the workspaces of `trace`, from those `known` of ops in `other` (`alike`).
 
     They grow with the bytes of an op, but do not shrink: for smaller sizes, a library may choose
     another algorithm.
     """
     least = columns(trace) if on_cpu else (0,) * len(trace.ops)
-    bytes_of_ops = zip(known, _moved(trace), _moved(other), strict=True)
-    grown = (n * here // there if here > there > 0 else n for n, here, there in bytes_of_ops)
+    counterparts = _counterparts(known, other, trace)
+    grown = (n * here // there if here > there > 0 else n for n, here, there in counterparts)
     return tuple(map(max, grown, least))
+
+
+def alike(one: Trace, other: Trace) -> bool:
+    """Whether two traces have the same ops, however each makes the gradients of large inputs.
+
+    outcore has ops of its own for those (`capture.rewrites`). For convolutions there are two, one
+    after the other, in place of one.
+    """
+    return _names(one) == _names(other)
+
+
+@once_per_trace
+def _names(trace: Trace) -> tuple[str, ...]:
+    return tuple(
+        trace.ops[first].target.removeprefix("outcore.").removeprefix("aten.")
+        for first, *_ in _units(trace)
+    )
+
+
+@once_per_trace
+def _units(trace: Trace) -> list[list[int]]:
+    """All ops in order, with those together that make the gradients of one convolution."""
+    units: list[list[int]] = []
+    for op in trace.ops:
+        if op.target == INPUT_GRADIENT and units:
+            units[-1].append(op.id)
+        else:
+            units.append([op.id])
+    return units
+
+
+def _counterparts(
+    known: Sequence[int], other: Trace, trace: Trace
+) -> Iterator[tuple[int, int, int]]:
+    """Per op of `trace`: what is `known` of its counterpart in `other`, and the bytes of both."""
+    here, there = list(_moved(trace)), list(_moved(other))
+    for ours, theirs in zip(_units(trace), _units(other), strict=True):
+        if len(ours) == len(theirs):
+            for op, of in zip(ours, theirs, strict=True):
+                yield known[of], here[op], there[of]
+        else:  # both kernels count for each
+            most = max(known[of] for of in theirs)
+            bytes_of_all = sum(here[op] for op in ours), sum(there[of] for of in theirs)
+            yield from ((most, *bytes_of_all) for _ in ours)
 
 
 def _work(trace: Trace) -> list[float]:
