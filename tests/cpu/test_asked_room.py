@@ -134,13 +134,18 @@ def peak_bytes(step: Callable[[], None]) -> int:
     return before + reading.peak_bytes(start, time.time_ns())
 
 
-class Towers:
-    """Two towers, each a graph; steps call some of them in a given order."""
+TWO = partial(Tower, layers=12), partial(Tower, layers=13)
 
-    def __init__(self, budget: str, **options: Any) -> None:
+
+class Towers:
+    """Two towers or other `modules`, each a graph; steps call some of them in a given order."""
+
+    def __init__(
+        self, budget: str, modules: Sequence[Callable[[], nn.Module]] = TWO, **options: Any
+    ) -> None:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        self.modules = nn.ModuleList((Tower(layers=12), Tower(layers=13)))
+        self.modules = nn.ModuleList(make() for make in modules)
         self.backend = Backend(budget=budget, **{"policy": "pooch", **options})
         self.calls = compiled(self.backend, *self.modules)
         self.x = torch.randn(2048, 64)

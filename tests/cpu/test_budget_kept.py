@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -23,12 +23,15 @@ from outcore.errors import InfeasibleError, SpillError
 from outcore.execute.arena import Arena, own_arena
 from outcore.ir.hardware import Tier
 from outcore.ir.memory import crossing_bytes, private_bytes
+from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.program import Program
+from outcore.policies import lean_plans
 from outcore.runtime.budget import contention
 from outcore.runtime.budget.registry import IDLE_STEPS
 from outcore.runtime.budget.residency import Residency
 from outcore.runtime.conduct.conductor import Conductor
+from outcore.runtime.graphs import calls
 from outcore.runtime.graphs.calls import gradient_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.history import CallsAtOnce
@@ -1084,8 +1087,10 @@ def test_profiled_steps_make_way_for_what_comes_after_the_first() -> None:
         state = torch.empty(more, dtype=torch.uint8)
         module.zero_grad()
         if not fits:
-            with pytest.raises(InfeasibleError, match="smallest feasible budget"):
+            with pytest.raises(InfeasibleError) as caught:
                 call(x)
+            (note,) = caught.value.__notes__
+            assert "MiB more are held than as the first step began" in note
             break
         mean_square(call(x)).backward()
         now = graph.profiling
@@ -1098,6 +1103,60 @@ def test_profiled_steps_make_way_for_what_comes_after_the_first() -> None:
         assert report.predicted_peak_bytes is not None
         assert report.measured_peak_bytes <= report.predicted_peak_bytes <= report.budget_bytes
         del state
+
+
+def test_a_graph_that_nobody_differentiates_goes_on_beside_what_does_not_fit() -> None:
+    """It does not slow down for good, and neither do others: they are not asked to hold less."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, backend = Tower(layers=12), Backend(budget="24MiB", policy="pooch")
+    call, x = torch.compile(module, backend=backend, dynamic=False), torch.randn(2048, 64)
+    for _ in range(2 * STEPS):
+        call(x)
+    assert backend.engine is not None
+    (graph,) = backend.engine.graphs
+    assert graph.status.returns.ceased
+    assert graph.profiling is not None
+    assert graph.profiling.keeping is not None
+    passing = torch.empty(25 << 20, dtype=torch.uint8)
+    call(x)
+    del passing
+    call(x)
+    assert graph.may_keep
+
+
+class Chained(nn.Module):
+    """Several graphs of the same size."""
+
+    def __init__(self, graphs: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Tower(layers=3 + i) for i in range(graphs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_what_plans_take_of_a_disk_does_not_make_others_count_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else planning takes a time that is quadratic in the number of graphs."""
+    found = list[Problem]()
+
+    def noted(problem: Problem) -> Iterable[Plan]:
+        found.append(problem)
+        return lean_plans(problem)
+
+    monkeypatch.setattr(calls, "lean_plans", noted)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    number = 8
+    module = Chained(number)
+    call = torch.compile(module, backend=Backend(budget="8MiB", policy="swap-all"), dynamic=False)
+    train_on(module, call, torch.randn(1024, 64))
+    assert 0 < len(found) <= 3 * number
 
 
 def test_what_grows_from_step_to_step_is_planned_all_the_same() -> None:

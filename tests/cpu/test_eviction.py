@@ -6,12 +6,13 @@ import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outcore import Backend
 from outcore.errors import HostMemoryError, InfeasibleError, SpillError
@@ -142,6 +143,38 @@ def test_one_step_with_more_calls_costs_later_ones_nothing(monkeypatch: pytest.M
     assert not counted
     towers.step((0, 1, 1))
     assert counted
+
+
+class Scales(nn.Module):
+    """Large weights and small activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 8192, bias=False)
+        self.down = nn.Linear(8192, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        few = x[:16]
+        return torch.cat([few + self.down(torch.relu(self.up(few))), x[16:]])
+
+
+def test_gradients_of_calls_that_have_come_back_in_the_step_are_held_too() -> None:
+    """Now and then a step has one more call, for which there is no plan."""
+    towers = Towers("24MiB", (partial(Tower, layers=24), Scales), policy="swap-all")
+    towers.steps((0, 1), times=ALONE + 2)
+    for _ in range(2):
+        inside(towers, (0, 1, 1), more_bytes=1 << 20)
+        towers.steps((0, 1), times=20)
+
+
+def test_a_step_with_a_leaner_program_gives_a_peak() -> None:
+    towers = Towers("9.5MiB", policy="keep-all")
+    towers.steps((1,), (0,), times=ALONE)
+    assert towers.backend.engine is not None
+    towers.backend.engine.metering.forget_peak()
+    towers.steps((0, 1, 0), times=4)
+    assert eviction(towers.backend).leaner
+    assert towers.backend.report().measured_peak_bytes is not None
 
 
 def test_a_full_host_is_asked_again_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def towers(
 
     def make(budget: str, outer_bytes: int | str, **options: Any) -> Towers:
         host = {"host_budget": outer_bytes, "disk_budget": 0}
-        outer = host if request.param == "host" else {"disk_budget": outer_bytes}
+        outer: dict[str, Any] = host if request.param == "host" else {"disk_budget": outer_bytes}
         return Towers(budget, spill_dir=tmp_path, **outer, **options)
 
     return make

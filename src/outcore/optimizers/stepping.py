@@ -10,7 +10,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -223,7 +222,6 @@ class Stepping:
             warnings.warn(text.format(**words), stacklevel=2)
 
 
-@cache
 def _references_of_owned() -> int:
     """References to a dict that only another one and the code that asks refer to."""
     owner: dict[int, object] = {0: {}}

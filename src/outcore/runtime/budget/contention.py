@@ -38,6 +38,7 @@ class Contention:
         planned, status = execution.planned, graph.status
         if not graph.observed.unchecked:
             return execution
+        graph.observed.unchecked = False  # first: another thread may set it meanwhile
         lacking = self._plans.lacking_bytes(graph, planned)
         if lacking <= slack_bytes(planned.problem.budget_bytes):
             status.refused.external_bytes = inf
@@ -51,10 +52,10 @@ class Contention:
                 status.refused.external_bytes = inf if still < lacking else more
             except OutcoreError as error:  # the report says so, unless there is more room soon
                 if self.keep_less(graph):
+                    graph.observed.unchecked = True
                     return execution
                 self._ask(graph, error)
                 status.refused.external_bytes = planned.external_bytes + lacking
-        graph.observed.unchecked = False
         return execution
 
     def leaving_more(self, graph: PlannedGraph, execution: PlannedExecution) -> PlannedExecution:

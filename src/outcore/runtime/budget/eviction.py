@@ -106,7 +106,7 @@ class Eviction:
         program = executable.program
         if program is None or not len(self._registry.stores):
             return executable
-        if not _is_in_doubt(graph, executable, 1 + self._registry.waiting(graph)):
+        if not self._is_in_doubt(graph, executable, 1):
             return executable
         needs, between = self._needs(graph, executable), _between_bytes(graph)
         self.move_away(graph, self._lacking(needs.until_backward(between)), program=program)
@@ -123,8 +123,7 @@ class Eviction:
         executable = store.executable
         if executable.program is None or not self._others([store]):
             return
-        calls = self._registry.waiting(graph)
-        if store.away or _is_in_doubt(graph, executable, calls):
+        if store.away or self._is_in_doubt(graph, executable):
             needs = self._needs(graph, executable)
             lacking = self._lacking(store.away_bytes + needs.backward_bytes)
             self.move_away(graph, lacking, but=[store])
@@ -248,6 +247,24 @@ class Eviction:
     def _lacking_later(self, ahead_bytes: int) -> int:
         """As `_lacking`, once all that can be moved away is."""
         return self._lacking(ahead_bytes) - sum(s.private_bytes for s in self._others())
+
+    def _is_in_doubt(self, graph: PlannedGraph, executable: Executable, begun: int = 0) -> bool:
+        """Whether a call of `graph` may find more held than `executable` leaves room for.
+
+        `begun`: how many calls have just begun.
+        """
+        planned, observed, status = graph.planned, graph.observed, graph.status
+        if planned is None:
+            keeping = None if graph.profiling is None else graph.profiling.keeping
+            return keeping is None or executable is not keeping.executable
+        if observed.unchecked or observed.latest_mix_uncounted:
+            return True
+        if status.refused.external_bytes != inf or status.growth.unplanned_bytes > 0:
+            return True
+        if status.at_once.most <= planned.calls:
+            return False
+        returned = status.history.returned(self._registry.steps.number)  # their gradients are held
+        return begun + self._registry.waiting(graph) + returned > planned.calls
 
     def _needs(self, graph: PlannedGraph, executable: Executable) -> Ahead:
         """What the calls of `executable` will hold beyond what is held as they begin."""
@@ -416,17 +433,3 @@ def _between_bytes(graph: PlannedGraph) -> int:
         seen = planned.external
         return seen.between_bytes + seen.lingering_bytes + seen.dropped_bytes
     return 0 if profiling is None else profiling.between_bytes + profiling.lingering_bytes
-
-
-def _is_in_doubt(graph: PlannedGraph, executable: Executable, calls: int) -> bool:
-    """Whether a call of `graph` may find more held than `executable` leaves room for.
-
-    `calls`: outstanding calls of the graph, that one included.
-    """
-    planned, observed, status = graph.planned, graph.observed, graph.status
-    if planned is None:
-        keeping = None if graph.profiling is None else graph.profiling.keeping
-        return keeping is None or executable is not keeping.executable
-    unknown = observed.unchecked or observed.latest_mix_uncounted
-    refused = status.refused.external_bytes != inf or status.growth.unplanned_bytes > 0
-    return unknown or refused or calls > planned.calls

@@ -23,7 +23,7 @@ from outcore.runtime.step.metered_step import (
     in_backward,
     metered_elsewhere,
 )
-from outcore.runtime.step.visit import Interlude, Visit
+from outcore.runtime.step.visit import Interlude
 
 MOST_PEAK_TRIES = 8
 """Steps that are metered for the peak of one graph: another graph in them may never be planned."""
@@ -145,14 +145,15 @@ class Metering:
         if leader is not None and not metered.here():
             leader.unmetered(Obstacle.OTHER_THREADS)
         metered.abandoned = not metered.here()
-        by_plans = all(map(_follows_its_plan, metered.visits))
         metered.stop()
         if leader is not None and metered.lost:
             leader.unmetered(Obstacle.ANOTHER_PROFILER)
         settled = whole and self._registry.settled(metered.step, beside)
-        counts = whole and by_plans and self._registry.follow_plans(metered.step, beside)
+        counts = whole and self._registry.follow_plans(metered.step, beside)
         came_through = metered.came_through if metered.peak_bytes is not None else ()
-        for graph in (owner() for owner in came_through) if counts else ():
+        graphs = [(owner(), ran) for owner, ran in came_through]
+        counts = counts and all(_followed_its_plan(graph, ran) for graph, ran in graphs)
+        for graph, _ in graphs if counts else ():
             if isinstance(graph, PlannedGraph):
                 peaks = graph.status.peaks
                 peaks.step_bytes = metered.peak_bytes
@@ -252,11 +253,10 @@ def _most(measured: Iterable[int | None]) -> int | None:
     return max((nbytes for nbytes in measured if nbytes is not None), default=None)
 
 
-def _follows_its_plan(visit: Visit) -> bool:
-    """Whether the call ran the present plan of its graph, if there is one."""
-    graph = visit.owner()
+def _followed_its_plan(graph: object, ran: object) -> bool:
+    """Whether a call of `graph` that `ran` ran followed its present plan, if there is one."""
     execution = graph.execution if isinstance(graph, PlannedGraph) else None
-    return execution is None or visit.ran is execution.executable
+    return execution is None or execution.has(ran)
 
 
 def _is_other_size(graph: PlannedGraph, other: PlannedGraph | None) -> bool:

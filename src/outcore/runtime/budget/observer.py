@@ -130,7 +130,8 @@ class Observer:
         others = {g: n for g, n in calls.items() if g is not graph}
         held = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
         held -= calls[graph] * self._residency.states_bytes(graph)
-        observed.unchecked |= paused.note(calls[graph] - 1, others, held - first_bytes)
+        if paused.note(calls[graph] - 1, others, held - first_bytes):
+            observed.unchecked = True
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:

@@ -112,7 +112,9 @@ class FirstSteps:
         fits = resident <= profiling.most_resident_bytes
         room = (own or fits) and engine.eviction.try_reserve(profiling.executable)
         if not (room or profiling.done):
-            profiling = self._renewed(profiling, inputs, resident)
+            before, profiling = profiling, self._renewed(profiling, inputs, resident)
+            if profiling is not before:  # something may have been moved away
+                resident = engine.residency.external_bytes(graph, inputs)
         engine.observer.base(graph, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
@@ -124,16 +126,17 @@ class FirstSteps:
         """As `_begun`: an optimizer has its state by now, or more calls wait than before.
 
         The same as before if nothing fits, and other graphs will hold less once they are planned,
-        or this one need not be planned.
+        or from their next calls on, or this one need not be planned.
         """
+        more = resident - self.engine.residency.others_bytes(self.graph)
+        more -= profiling.checked_base_bytes
+        begin = self._begin if self.graph.status.settled else self._begun
         try:
-            return self._begun(inputs)
+            return begin(inputs)
         except InfeasibleError as error:
-            others = self._follows_the_unplanned(profiling) or self._awaits_others(profiling)
-            if not (others or self.graph.status.settled):
-                more = resident - self.engine.residency.others_bytes(self.graph)
-                more -= profiling.checked_base_bytes
-                error.add_note(MORE.format(more=format_bytes(max(0, more))))
+            if not (self._hopes_for_others(profiling, error) or self.graph.status.settled):
+                if error.tier == "device" and more > 0:
+                    error.add_note(MORE.format(more=format_bytes(more)))
                 raise
         self.engine.residency.collect(again=True)  # the error's frames hold inputs of calls
         return profiling
@@ -203,6 +206,11 @@ class FirstSteps:
         return level is not None and level <= keeping.most_allocated_bytes
 
     # ---- other graphs ---------------------------------------------------------------------------
+
+    def _hopes_for_others(self, profiling: Profiling, error: InfeasibleError) -> bool:
+        """Whether other graphs will hold less soon, although this one has no room now."""
+        asked = AGAIN in getattr(error, "__notes__", ())
+        return asked or self._follows_the_unplanned(profiling) or self._awaits_others(profiling)
 
     def _follows_the_unplanned(self, profiling: Profiling) -> bool:
         """Whether a graph with an outstanding call should be planned first, and still may be."""

@@ -31,9 +31,13 @@ from outcore.runtime.graphs.calls import (
 )
 from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.lending import total_bytes
 from outcore.runtime.graphs.observations import Bytes
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
+
+MOST_AWAY = 4
+"""No plan needs more of an outer tier than all buffers have, times this: for blocks and gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,11 +370,16 @@ class Shares:
         number, profile = graph.status.planned_for, profile_of(graph)
         program = None if graph.planned is None or self.ignore_plans else graph.planned.program
         theirs, trace = replace(self, graph=graph), graph.captured.trace
-        alone = Problem(trace, profile, hardware, self.budget_bytes)
-        problem = theirs.with_outer_budgets(alone) if program is None else alone
+        problem = Problem(trace, profile, hardware, self.budget_bytes)
+        if program is None:  # plans take more and more of the outer tiers; that rarely matters
+            left, most = theirs.with_outer_budgets(problem), MOST_AWAY * total_bytes(trace)
+            host, disk = left.limit_bytes(Tier.HOST), left.limit_bytes(Tier.DISK)
+            problem = replace(
+                problem, host_budget_bytes=min(host, most), disk_budget_bytes=min(disk, most)
+            )
         calls = Calls(problem, number, others=True, program=program, gone=graph.gone)
         known = self.known.get(graph)
-        if known is None or known.problem.trace is not trace or known != calls:
+        if known is None or known.problem.trace is not trace or _key(known) != _key(calls):
             self.known[graph] = known = calls
         return known
 
@@ -426,6 +435,13 @@ def _input_gradient_bytes(trace: Trace) -> int:
     )
     found = tuple(gradient for role, gradient in roles if role is Role.INPUT)
     return nbytes_of(trace, found)  # gradients of inputs that were joined lie in one buffer
+
+
+def _key(calls: Calls) -> tuple[object, ...]:
+    """What tells calls of one trace from others. Tuples compare what is identical at once."""
+    problem = calls.problem
+    outer = problem.host_budget_bytes, problem.disk_budget_bytes
+    return problem.profile, problem.hardware, *outer, calls.number, calls.program, calls.gone
 
 
 def profile_of(graph: PlannedGraph) -> Profile:

@@ -47,7 +47,7 @@ class Store:
 
     `visit`: the record of the two calls. `lane`: what the copies go through. `crossing`: the
     tensors and other values that backward gets. `versions`: for each of these how often that tensor
-    may have been written as the backward call begins; None for what is not a tensor, or may change.
+    may have been written as the backward call begins; None where `versions_of` has it.
     `queue`: what the forward call computed on (`Driver.queue`). `runner`: what runs the backward
     call, if that may be dropped before (`BySize`).
     """

@@ -18,10 +18,10 @@ def versions_of(
     have a common count. None for what is not a tensor, is an inference tensor, or may change, and
     at the positions `private`, of tensors that nobody else can write.
     """
-    exempt = {id(tensor) for tensor in may_change}
+    exempt, own = {id(tensor) for tensor in may_change}, frozenset(private)
     beside = Counter(map(_memory, may_change))
     return [
-        None if i in private or id(t) in exempt or not _counts(t) else _range(t, beside)
+        None if i in own or id(t) in exempt or not _counts(t) else _range(t, beside)
         for i, t in enumerate(things)
     ]
 
