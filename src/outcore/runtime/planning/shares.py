@@ -36,8 +36,9 @@ from outcore.runtime.graphs.observations import Bytes
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 
-MOST_AWAY = 4
-"""No plan needs more of an outer tier than all buffers have, times this: for blocks and gaps."""
+MOST_AWAY = 8, 64 << 20
+"""No plan needs more of an outer tier than all buffers have, times the first, and the second: for
+several copies, whole blocks, and the host memory through which copies to a disk pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +373,7 @@ class Shares:
         theirs, trace = replace(self, graph=graph), graph.captured.trace
         problem = Problem(trace, profile, hardware, self.budget_bytes)
         if program is None:  # plans take more and more of the outer tiers; that rarely matters
-            left, most = theirs.with_outer_budgets(problem), MOST_AWAY * total_bytes(trace)
+            left, most = theirs.with_outer_budgets(problem), _most_away_bytes(trace)
             host, disk = left.limit_bytes(Tier.HOST), left.limit_bytes(Tier.DISK)
             problem = replace(
                 problem, host_budget_bytes=min(host, most), disk_budget_bytes=min(disk, most)
@@ -435,6 +436,11 @@ def _input_gradient_bytes(trace: Trace) -> int:
     )
     found = tuple(gradient for role, gradient in roles if role is Role.INPUT)
     return nbytes_of(trace, found)  # gradients of inputs that were joined lie in one buffer
+
+
+def _most_away_bytes(trace: Trace) -> int:
+    times, more = MOST_AWAY
+    return times * total_bytes(trace) + more
 
 
 def _key(calls: Calls) -> tuple[object, ...]:
