@@ -185,6 +185,7 @@ class Runner:
                 yield
             except BaseException:
                 self.engine.stores.drop(store.number)
+                store.release()  # it may not have been among them yet
                 raise
 
     def _run_forward(

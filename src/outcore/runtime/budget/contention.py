@@ -35,16 +35,24 @@ class Contention:
 
         If no such plan fits, `execution` stays, and another graph may be asked to hold less.
         """
-        planned, status = execution.planned, graph.status
         if not graph.observed.unchecked:
             return execution
         graph.observed.unchecked = False  # first: another thread may set it meanwhile
+        try:
+            return self._checked(graph, execution)
+        except BaseException:
+            graph.observed.unchecked = True
+            raise
+
+    def _checked(self, graph: PlannedGraph, execution: PlannedExecution) -> PlannedExecution:
+        planned, status = execution.planned, graph.status
         lacking = self._plans.lacking_bytes(graph, planned)
         if lacking <= slack_bytes(planned.problem.budget_bytes):
             status.refused.external_bytes = inf
         elif planned.external_bytes + lacking < status.refused.external_bytes:
             try:
                 execution = graph.settle(self._plans.beside_calls(graph, planned))
+                graph.observed.unchecked = False  # its new plan is what is looked at next
                 # The plan may expect others to hold less than they will. Then remember what is
                 # still lacking, or two graphs would replan each other forever.
                 still = self._plans.lacking_bytes(graph, execution.planned)

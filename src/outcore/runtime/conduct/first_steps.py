@@ -112,9 +112,8 @@ class FirstSteps:
         fits = resident <= profiling.most_resident_bytes
         room = (own or fits) and engine.eviction.try_reserve(profiling.executable)
         if not (room or profiling.done):
-            before, profiling = profiling, self._renewed(profiling, inputs, resident)
-            if profiling is not before:  # something may have been moved away
-                resident = engine.residency.external_bytes(graph, inputs)
+            profiling = self._renewed(profiling, inputs, resident)
+            resident = engine.residency.external_bytes(graph, inputs)  # some may have been moved
         engine.observer.base(graph, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)

@@ -15,6 +15,8 @@ from outcore.ir.once import once_per_trace
 from outcore.ir.profile import Profile, Source
 from outcore.ir.trace import Role, Trace
 
+CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
+
 _WEIGHTS = Role.PARAM, Role.STATE
 
 
@@ -114,9 +116,10 @@ def alike(one: Trace, other: Trace) -> bool:
 
 @once_per_trace
 def _names(trace: Trace) -> tuple[str, ...]:
+    targets = (trace.ops[first].target for first, *_ in _units(trace))
+    alone = {INPUT_GRADIENT: CONVOLUTION_BACKWARD}
     return tuple(
-        trace.ops[first].target.removeprefix("outcore.").removeprefix("aten.")
-        for first, *_ in _units(trace)
+        alone.get(each, each).removeprefix("outcore.").removeprefix("aten.") for each in targets
     )
 
 
@@ -125,7 +128,8 @@ def _units(trace: Trace) -> list[list[int]]:
     """All ops in order, with those together that make the gradients of one convolution."""
     units: list[list[int]] = []
     for op in trace.ops:
-        if op.target == INPUT_GRADIENT and units:
+        before = trace.ops[units[-1][-1]].target if units else ""
+        if op.target == INPUT_GRADIENT and before == CONVOLUTION_BACKWARD:
             units[-1].append(op.id)
         else:
             units.append([op.id])

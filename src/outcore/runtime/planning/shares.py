@@ -36,9 +36,8 @@ from outcore.runtime.graphs.observations import Bytes
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import Profiling
 
-MOST_AWAY = 8, 64 << 20
-"""No plan needs more of an outer tier than all buffers have, times the first, and the second: for
-several copies, whole blocks, and the host memory through which copies to a disk pass."""
+MOST_AWAY = 4
+"""No plan needs more of an outer tier than slots for all buffers, times this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,11 +372,9 @@ class Shares:
         theirs, trace = replace(self, graph=graph), graph.captured.trace
         problem = Problem(trace, profile, hardware, self.budget_bytes)
         if program is None:  # plans take more and more of the outer tiers; that rarely matters
-            left, most = theirs.with_outer_budgets(problem), _most_away_bytes(trace)
-            host, disk = left.limit_bytes(Tier.HOST), left.limit_bytes(Tier.DISK)
-            problem = replace(
-                problem, host_budget_bytes=min(host, most), disk_budget_bytes=min(disk, most)
-            )
+            left = theirs.with_outer_budgets(problem)
+            host, disk = (_useful_bytes(left, tier) for tier in (Tier.HOST, Tier.DISK))
+            problem = replace(problem, host_budget_bytes=host, disk_budget_bytes=disk)
         calls = Calls(problem, number, others=True, program=program, gone=graph.gone)
         known = self.known.get(graph)
         if known is None or known.problem.trace is not trace or _key(known) != _key(calls):
@@ -438,9 +435,11 @@ def _input_gradient_bytes(trace: Trace) -> int:
     return nbytes_of(trace, found)  # gradients of inputs that were joined lie in one buffer
 
 
-def _most_away_bytes(trace: Trace) -> int:
-    times, more = MOST_AWAY
-    return times * total_bytes(trace) + more
+def _useful_bytes(problem: Problem, tier: Tier) -> int:
+    """How much of an outer tier's budget plans can use at most."""
+    trace = problem.trace
+    blocks = len(trace.buffers) * problem.hardware.slot_bytes(tier, 1, copied=True)
+    return min(problem.limit_bytes(tier), MOST_AWAY * (total_bytes(trace) + blocks))
 
 
 def _key(calls: Calls) -> tuple[object, ...]:

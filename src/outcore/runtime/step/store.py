@@ -106,7 +106,7 @@ class Store:
             del self.away[0]
 
     def release(self) -> None:
-        """Drop everything held. Called once, from any thread, also from a finalizer."""
+        """Drop everything held, if that was not done before. Any thread may call it."""
         self.lane.close()  # first, so that no copy holds what is freed below
         for each in self.away:
             each.lane.close()
