@@ -151,7 +151,7 @@ class Metering:
         settled = whole and self._registry.settled(metered.step, beside)
         counts = whole and self._registry.follow_plans(metered.step, beside)
         came_through = metered.came_through if metered.peak_bytes is not None else ()
-        graphs = [(owner(), ran) for owner, ran in came_through]
+        graphs = [(owner(), ran()) for owner, ran in came_through]
         counts = counts and all(_followed_its_plan(graph, ran) for graph, ran in graphs)
         for graph, _ in graphs if counts else ():
             if isinstance(graph, PlannedGraph):

@@ -129,11 +129,11 @@ class FirstSteps:
         """
         more = resident - self.engine.residency.others_bytes(self.graph)
         more -= profiling.checked_base_bytes
-        begin = self._begin if self.graph.status.settled else self._begun
+        plannable = not self.graph.status.settled
         try:
-            return begin(inputs)
+            return self._begun(inputs) if plannable else self._begin(inputs)
         except InfeasibleError as error:
-            if not (self._hopes_for_others(profiling, error) or self.graph.status.settled):
+            if plannable and not self._hopes_for_others(profiling, error):
                 if error.tier == "device" and more > 0:
                     error.add_note(MORE.format(more=format_bytes(more)))
                 raise

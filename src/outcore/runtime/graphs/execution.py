@@ -45,10 +45,10 @@ class PlannedExecution:
     """The recording of one step that is under way: the user requested it."""
 
     def has(self, executable: object) -> bool:
-        """Whether calls under this plan may run `executable`."""
-        lean = self.lean, self.lean_elsewhere
+        """Whether calls under this plan may run `executable`; None is none."""
         timed = None if self.trial is None else self.trial.executable
-        return any(executable is each for each in (self.executable, *lean, timed))
+        ours = (self.executable, self.lean, self.lean_elsewhere, timed)
+        return executable is not None and any(executable is each for each in ours)
 
     def recording_by(self, executable: Executable) -> Recording | None:
         """The recording under way, if `executable` is the one that makes it; else None."""

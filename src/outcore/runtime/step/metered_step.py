@@ -91,8 +91,9 @@ class MeteredStep:
     started: int = field(default_factory=time.time_ns)
     visits: list[Visit] = field(default_factory=list)
     interludes: list[Interlude] = field(default_factory=list)
-    came_through: list[tuple[weakref.ref[Any], object]] = field(default_factory=list)
-    """The graphs of the visits and what ran each, once the meter has ended."""
+    came_through: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = field(default_factory=list)
+    """The graphs of the visits and what ran each, once the meter has ended. Weakly: this may
+    outlive them."""
     called: set[int] = field(default_factory=set)
     """`id` of the statuses of graphs that wanted the meter for a forward call."""
     left: int = 0
@@ -162,7 +163,7 @@ class MeteredStep:
             self.lost = True
         else:
             self._hand_out(reading)
-        self.came_through = [(visit.owner, visit.ran) for visit in self.visits]
+        self.came_through = [(visit.owner, weakref.ref(visit.ran)) for visit in self.visits]
         self.visits.clear()
         self.interludes.clear()
 
