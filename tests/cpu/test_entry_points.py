@@ -627,7 +627,7 @@ class TestWrap:
         assert compiled._apart() == {"recompile_limit": compiled.MOST_COMPILED}
 
     def test_torch_that_takes_no_limit_from_us(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """torch before 2.13: models do not share a limit there either."""
+        """torch 2.11: models do not share a limit there either."""
         monkeypatch.setattr(compiled, "_apart", dict)
         most = torch._dynamo.config.recompile_limit
         modules = [outcore.wrap(nn.Linear(4, 4), "1GiB", strict=True) for _ in range(most + 1)]

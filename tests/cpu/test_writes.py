@@ -18,6 +18,7 @@ from outcore import Backend, aten
 from outcore.capture.nodes.storages import covered_bytes
 from outcore.capture.rewrites.writes import WRITES
 from outcore.measure.resident import resident_bytes
+from outcore.runtime.step.versions import versions_of
 from tests.cpu.training import PROFILED_STEPS, inside, mean_square, same, snapshot
 
 ROWS, WIDTH, STEPS = 16, 32, PROFILED_STEPS + 5
@@ -221,3 +222,13 @@ def test_what_reads_beyond_an_input_is_left_to_torch() -> None:
     assert targets(lambda x: written(x * 2), whole[:4, :8]) == theirs
     assert targets(written, whole[:4, :8]) == ours
     assert targets(lambda x: written(x.t()), whole[:8, :8]) == ours
+
+
+def test_versions_are_those_of_what_somebody_else_may_write() -> None:
+    written, kept, overwritten = (torch.zeros(4) for _ in range(3))
+    written.add_(1)
+    things = [written, kept, overwritten, overwritten[:2], 3]
+    once, before = range(1, 2), range(1)
+    assert versions_of(things, [overwritten]) == [once, before, None, range(2), None]
+    assert versions_of(things, [overwritten], (1, 3)) == [once, None, None, None, None]
+    assert versions_of(things, []) == [once, before, before, before, None]

@@ -45,6 +45,7 @@ class Contention:
             raise
 
     def _checked(self, graph: PlannedGraph, execution: PlannedExecution) -> PlannedExecution:
+        """As `beside_calls`, for a plan that may have too little room."""
         planned, status = execution.planned, graph.status
         lacking = self._plans.lacking_bytes(graph, planned)
         if lacking <= slack_bytes(planned.problem.budget_bytes):

@@ -71,7 +71,8 @@ class Options:
     - `disk_budget`: the most bytes of the spill file. 0: none.
     - `spill_dir`: the folder of the spill file. Default: the system's temporary folder, or
       `/var/tmp` if that folder is in memory.
-    - `link_limit`: bytes per second per direction, to imitate a slower disk on a CPU.
+    - `link_limit`: bytes per second per direction, 1 MiB/s or more, to imitate a slower disk on a
+      CPU.
     - `drift`: the fraction of the predicted time by which steps may be slower or faster before
       their graph is planned again, once: "25%" or 0.25. Default: a quarter; "off": never.
     - `plan`: a file of plans, saved by `Backend.save_plans`. Graphs with a plan in it use that.
