@@ -23,7 +23,7 @@ from outcore.runtime.budget.plans import Plans
 from outcore.runtime.conduct.first_steps import AGAIN
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.graphs.profiling import Profiling
+from outcore.runtime.graphs.shown import Shown
 from outcore.runtime.graphs.status import MOST_STEPS_WITHOUT_BACKWARD
 from tests.cpu.queues import LateDevice
 from tests.cpu.test_lending import BUDGET, LARGE, Scaled, backend_of, plans
@@ -214,7 +214,7 @@ def test_where_no_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     tried = []
 
-    def refused(_: Plans, graph: PlannedGraph, __: Profiling, *, as_profiled: bool) -> Planned:
+    def refused(_: Plans, graph: PlannedGraph, __: Shown, *, as_profiled: bool) -> Planned:
         tried.append(graph)
         assert not as_profiled
         raise HostMemoryError(reason="there is none", needed_bytes=1)
@@ -232,7 +232,7 @@ def test_where_no_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_may_need_all_the_room_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def first(self: Plans, graph: PlannedGraph, shown: Profiling, *, as_profiled: bool) -> Planned:
+    def first(self: Plans, graph: PlannedGraph, shown: Shown, *, as_profiled: bool) -> Planned:
         tried.append(shown)
         if len(tried) == 1:
             raise HostMemoryError(reason="there is none", needed_bytes=1)

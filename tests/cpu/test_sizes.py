@@ -281,7 +281,7 @@ def test_a_plan_that_does_not_fit_after_all_is_not_taken(monkeypatch: pytest.Mon
     backend = Backend(budget=MOVING, policy="swap-all", strict=True)
     asked: list[PlannedGraph] = []
 
-    def refused(_: Any, graph: PlannedGraph, __: Any) -> None:
+    def refused(_: Any, graph: PlannedGraph, *__: Any) -> None:
         asked.append(graph)
 
     monkeypatch.setattr(Plans, "take_lent", refused)

@@ -223,7 +223,7 @@ class Runner:
     # ---- a graph that is not as captured --------------------------------------------------------
 
     def _replay_of(self, executable: Executable, inputs: list[Any]) -> Replay | None:
-        if not self.graph.checks(executable):
+        if not self.graph.compares(executable):
             return None
         state = self.engine.driver.generator.get_state()
         captured = self.graph.captured
@@ -246,7 +246,7 @@ class Runner:
         """Have the graph corrected; returns what is needed to begin again."""
         if visit.replay is None:
             raise error
-        if self.graph.checks(executable):
+        if self.graph.compares(executable):
             self.graph.correct(error)
         return visit.replay
 

@@ -432,4 +432,6 @@ def _between_bytes(graph: PlannedGraph) -> int:
     if planned is not None:
         seen = planned.external
         return seen.between_bytes + seen.lingering_bytes + seen.dropped_bytes
-    return 0 if profiling is None else profiling.between_bytes + profiling.lingering_bytes
+    if profiling is None:
+        return 0
+    return profiling.waiting.between_bytes + profiling.waiting.lingering_bytes

@@ -18,7 +18,8 @@ from outcore.runtime.budget.residency import Residency
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import Origin, covers, total_bytes
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.graphs.profiling import MANY_SIZES, Profiling
+from outcore.runtime.graphs.profiling import MANY_SIZES
+from outcore.runtime.graphs.shown import Shown
 from outcore.runtime.settings.options import Settings
 
 
@@ -40,8 +41,8 @@ class Lenders:
         self._plans, self._growth = plans, growth
         self._shared: set[Origin] = set()
         """Origins of graphs whose calls were outstanding as others began."""
-        self._checked: WeakKeyDictionary[PlannedGraph, Profiling] = WeakKeyDictionary()
-        """Graphs that were planned from checked steps alone -> what those showed."""
+        self._shown: WeakKeyDictionary[PlannedGraph, Shown] = WeakKeyDictionary()
+        """Graphs that were planned from checked steps alone -> what those have shown."""
         self._refused: dict[Origin, int] = {}
         """Origin -> external bytes for which no plan was found last."""
 
@@ -98,7 +99,7 @@ class Lenders:
         if not planned.early:
             return True
         bounded = planned.bounded or graph.origin not in self._shared
-        return bounded and self._shown(graph, kept) is not None
+        return bounded and self._shown_early(graph, kept) is not None
 
     def _planned_from_checks(
         self, graph: PlannedGraph, inputs: Sequence[Any], kept: Program | None
@@ -114,12 +115,12 @@ class Lenders:
         checked = [
             (total_bytes(each.captured.trace), each)
             for each in self._alike(graph)
-            if self._shown(each, kept) is not None
+            if self._shown_early(each, kept) is not None
             and each.status.at_once.expected == 1
             and not each.status.retained
         ]
         lender = _first_that_covers(sorted(checked, key=itemgetter(0), reverse=True), graph)
-        shown = None if lender is None else self._shown(lender, kept)
+        shown = None if lender is None else self._shown_early(lender, kept)
         if lender is None or shown is None:
             return None
         base_bytes = self._residency.base_bytes(graph, inputs)
@@ -128,35 +129,35 @@ class Lenders:
         if self._residency.collect():
             base_bytes = self._residency.base_bytes(graph, inputs)
         for beyond in (self._margin_bytes, 0):
-            known = shown.from_checks(base_bytes + beyond)
+            beside = shown.beside(base_bytes + beyond)
             try:
-                planned = self._plans.first(lender, known, as_profiled=origin in self._shared)
+                planned = self._plans.first(lender, beside, as_profiled=origin in self._shared)
             except OutcoreError:
                 pass
             else:
                 lender.settle(planned).adopted = True
                 lender.observed.called.count_firsts()  # calls of it show what is held beyond that
-                self._checked[lender] = known
+                self._shown[lender] = beside
                 return lender
             self._residency.collect(again=True)  # the error's frames hold inputs of the call
         self._refused[origin] = base_bytes
         return None
 
-    def _shown(self, graph: PlannedGraph, kept: Program | None) -> Profiling | None:
-        """What checked steps of a graph showed, if it can be planned from that; else None.
+    def _shown_early(self, graph: PlannedGraph, kept: Program | None) -> Shown | None:
+        """What checked steps of a graph have shown, if it can be planned from that; else None.
 
         Where plans have to be bounded, those steps must not have kept everything, unless there is
         `kept`.
         """
-        planned, profiling = graph.planned, graph.profiling
+        planned, profiling, shown = graph.planned, graph.profiling, None
         if planned is not None:
-            profiling = self._checked.get(graph) if planned.early else None
-        elif profiling is not None and profiling.lent is not None:
+            shown = self._shown.get(graph) if planned.early else None
+        elif profiling is not None and profiling.lent is None:
+            shown = profiling.shown_early()
+        if shown is None:
             return None
-        if profiling is None or profiling.checked_workspace_bytes is None:
-            return None
-        unbounded = profiling.keeps and kept is None and graph.origin in self._shared
-        return None if unbounded else profiling
+        unbounded = shown.kept and kept is None and graph.origin in self._shared
+        return None if unbounded else shown
 
     def _with_more_room(
         self,

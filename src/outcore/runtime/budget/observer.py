@@ -63,10 +63,10 @@ class Observer:
         """
         base_bytes = resident_bytes - self._residency.others_bytes(graph)
         if profiling.times:
-            beyond = profiling.began(base_bytes, first=not own)
+            beyond = profiling.timings.began(base_bytes, first=not own)
             graph.observed.called.note(own, self._registry.outstanding(graph), beyond)
         elif not own:
-            profiling.checking(base_bytes)
+            profiling.checks.began(base_bytes)
 
     def returned(self, graph: PlannedGraph, store: Store, tangents: Sequence[Any]) -> None:
         """Note which calls are outstanding as a call comes back.
@@ -81,11 +81,10 @@ class Observer:
         if call_tensors is not None and (planned is not None or timed):
             self._residency.sweep()
             base = self._residency.base_on_return_bytes(graph, store, tangents, call_tensors)
-            first = 0 if profiling is None else profiling.first_bytes
+            first = 0 if profiling is None else profiling.timings.latest_base_bytes
             beyond = base - (first if planned is None else planned.external.base_bytes)
         if call_tensors is not None and profiling is not None and timed:
-            profiling.came_back()
-            profiling.gone |= call_tensors.gone
+            profiling.timings.came_back(call_tensors.gone)
             if not own:
                 step = registry.steps.number
                 returned = {g: g.status.history.returned(step) for g in registry.active()}
@@ -101,7 +100,7 @@ class Observer:
         level_bytes = self._residency.level_bytes(graph)
         if level_bytes is not None:
             given = self._residency.storages(tangents)
-            graph.profiling.waited(pause.gone_bytes(level_bytes + visit.away_bytes, given))
+            graph.profiling.timings.waited(pause.gone_bytes(level_bytes + visit.away_bytes, given))
 
     def paused(
         self,
@@ -122,7 +121,7 @@ class Observer:
             if first_bytes is not None and external.dropped_bytes:  # the base is of other calls
                 first_bytes = max(first_bytes, external.base_bytes)
         elif profiling is not None and profiling.times_pause:
-            paused, first_bytes = observed.paused, profiling.first_bytes
+            paused, first_bytes = observed.paused, profiling.timings.latest_base_bytes
         else:
             return
         if first_bytes is None:

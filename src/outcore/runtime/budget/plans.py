@@ -41,6 +41,7 @@ from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import alike, scaled, total_bytes, workspaces
 from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import MANY_SIZES, Profiling
+from outcore.runtime.graphs.shown import Shown
 from outcore.runtime.graphs.trial import Trial
 from outcore.runtime.limits.host import available_bytes
 from outcore.runtime.planning.planner import Planner
@@ -138,7 +139,8 @@ class Plans:
 
         Raises InfeasibleError if even the leanest program does not fit the budget.
         """
-        collected, known = False, self._workspaces(graph)
+        collected, measured = False, graph.profiling is not None and graph.profiling.times
+        known = _metered(graph) if measured else self._workspaces(graph)
         while True:
             self._bound_by_budget(graph, lacking=collected)
             own = sum(store.private_bytes for store in self._registry.stores.of(graph))
@@ -146,12 +148,24 @@ class Plans:
             shares = replace(self._shares(graph), held=self._held_unplanned())
             try:
                 with naming_the_rank():
-                    return self.planner.programs.floor(shares, resident, known, leanest=leanest)
+                    return self.planner.programs.floor(
+                        shares, resident, known, measured=measured, leanest=leanest
+                    )
             except InfeasibleError:
                 if collected:
                     raise
             # Garbage counts as resident memory, and compilers may have left some in this step.
             collected = self._residency.collect(again=True)
+
+    def most_beside_timed(self, graph: PlannedGraph, profiling: Profiling) -> int:
+        """The most external bytes with which the program of timed steps fits.
+
+        Call it once workspaces are known.
+        """
+        workspaces = profiling.checks.workspace_bytes
+        assert workspaces is not None  # noqa: S101 - as said
+        shares, program = self._shares(graph), profiling.program
+        return self.planner.programs.most_beside(shares, program, workspaces)
 
     def most_beside_all(self, graph: PlannedGraph, inputs: Sequence[Any]) -> int | None:
         """The most external bytes with which profiled steps keep everything, if there is plenty.
@@ -294,10 +308,10 @@ class Plans:
 
     # ---- made ----------------------------------------------------------------------------------
 
-    def first(
-        self, graph: PlannedGraph, profiled: Profiling, *, as_profiled: bool = False
-    ) -> Planned:
-        """The first plan of `graph`, from its profile. Everything is kept if that fits.
+    def first(self, graph: PlannedGraph, shown: Shown, *, as_profiled: bool = False) -> Planned:
+        """The first plan of `graph`, from what its profiled steps have `shown`.
+
+        Everything is kept if that fits.
 
         `as_profiled`: calls may hold no more while they wait than they did while profiled. Raises
         InfeasibleError if no plan of the policy fits the budget.
@@ -305,19 +319,19 @@ class Plans:
         with naming_the_rank():
             lean = all(g.planned is not None for g in self._registry.outstanding(graph))
             plan = self.planner.plan
-            make = partial(plan, profiled=profiled, lean=lean, as_profiled=as_profiled)
+            make = partial(plan, shown=shown, lean=lean, as_profiled=as_profiled)
             planned = self._take(graph, self._made(graph, make))
         log.info("%s", self._announcement(graph, planned))
         return planned
 
-    def take_lent(self, graph: PlannedGraph, profiled: Profiling) -> Planned | None:
-        """The plan that `profiled` ran (`lent`), with the workspaces measured; None if too large.
+    def take_lent(self, graph: PlannedGraph, lent: Planned, shown: Shown) -> Planned | None:
+        """The plan `lent` that the profiled steps ran, with what they have `shown`.
+
+        None if it is too large.
 
         Raises SpillError or HostMemoryError if the outer tiers have no room.
         """
-        lent = profiled.lent
-        assert lent is not None  # noqa: S101 - the caller checked it
-        problem = replace(lent.problem, profile=profiled.profile())
+        problem = replace(lent.problem, profile=shown.profile)
         if not fits(problem, lent.program):
             return None
         found = self.planner.simulated(lent, problem)
@@ -481,7 +495,7 @@ def _metered(graph: PlannedGraph) -> Sequence[int] | None:
     """The workspaces of the ops of a graph; None if they are not known yet."""
     if graph.planned is not None:
         return graph.planned.problem.profile.workspace_bytes
-    return None if graph.profiling is None else graph.profiling.checked_workspace_bytes
+    return None if graph.profiling is None else graph.profiling.checks.workspace_bytes
 
 
 def _tell(drift: Drift, planned: Planned) -> Planned:

@@ -80,7 +80,7 @@ class Conductor:
     def end_backward(self, executable: Executable, visit: Visit) -> None:
         """Record `visit`, whose backward call has just been run by `executable`."""
         graph, steps = self.graph, self.engine.steps
-        checked = graph.checks(executable)
+        checked = graph.compares(executable)
         graph.confirmed |= checked
         steps.returns += 1
         if visit.once:
@@ -124,8 +124,8 @@ class Conductor:
             return False
         if graph.execution is not None and executable is graph.execution.executable:
             return self.engine.metering.wants_peak(graph) and self._is_first()
-        pausing = graph.profiling is not None and graph.profiling.wants_pause
-        return graph.checks(executable) or (pausing and graph.times(executable))
+        pausing = graph.profiling is not None and graph.profiling.waiting.wanted
+        return graph.compares(executable) or (pausing and graph.times(executable))
 
     def _is_first(self) -> bool:
         """Whether no call of another planned graph is awaited, so that the step begins here."""
@@ -149,14 +149,14 @@ class Conductor:
         elif metered is not None and metered.sees(visit):
             metered.visits.append(visit)
             if profiling is not None and graph.times(executable):
-                profiling.timed_steps += 1  # another graph may be metered for many steps
+                profiling.timings.number += 1  # another graph may be metered for many steps
         elif execution and executable is execution.executable and visit.once:
             if not visit.evicted:
                 graph.status.times.note(tuple(visit.work))
         elif execution and (trial := execution.trial_by(executable)):
             trial.steps += visit.once
         elif profiling is not None and graph.times(executable):
-            profiling.timed_steps += 1
+            profiling.timings.number += 1
 
     # ---- if device memory runs out --------------------------------------------------------------
 

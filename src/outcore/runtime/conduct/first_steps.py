@@ -10,6 +10,7 @@ from outcore.execute import Executable
 from outcore.gc_paused import gc_paused
 from outcore.runtime.budget.engine import Engine
 from outcore.runtime.graphs.graph import PlannedGraph
+from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.graphs.profiling import (
     MANY_SIZES,
     Keeping,
@@ -96,18 +97,21 @@ class FirstSteps:
         begun = begin_profiling(graph.captured, program, most, driver, readings, mark, lent)
         bounded = lent is None or (lent.bounded and lent.everything_kept)
         begun.keeps = kept is not None and bounded
+        if graph.profiling is not None:
+            begun.go_on_from(graph.profiling)
         graph.profiling, graph.status.lent = begun, lent
         return begun
 
     def _profiled(self, profiling: Profiling, own: int, inputs: list[Any]) -> Executable:
         engine, graph = self.engine, self.graph
         if engine.registry.sizes_beside(graph) >= MANY_SIZES:
-            profiling.enough_steps = 1
+            profiling.timings.enough = 1
         keeping = profiling.keeping
         if self._keeps_on(keeping):
             return keeping.executable
         if profiling.times:
             engine.residency.sweep()
+            self._leave_room(profiling)
         resident = engine.residency.external_bytes(graph, inputs)
         fits = resident <= profiling.most_resident_bytes
         room = (own or fits) and engine.eviction.try_reserve(profiling.executable)
@@ -118,8 +122,15 @@ class FirstSteps:
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)
         if profiling.lent is not None:
-            return self._lent(profiling, inputs, fits=fits)
+            return self._lent(profiling.lent, profiling, inputs, fits=fits)
         return self._first_plan(profiling, resident)
+
+    def _leave_room(self, profiling: Profiling) -> None:
+        """Require room for the workspaces, once they are known."""
+        if not (profiling.roomy or profiling.lent is not None):
+            most = self.engine.plans.most_beside_timed(self.graph, profiling)
+            profiling.most_resident_bytes = min(profiling.most_resident_bytes, most)
+            profiling.roomy = True
 
     def _renewed(self, profiling: Profiling, inputs: list[Any], resident: int) -> Profiling:
         """As `_begun`: an optimizer has its state by now, or more calls wait than before.
@@ -128,13 +139,13 @@ class FirstSteps:
         or from their next calls on, or this one need not be planned.
         """
         more = resident - self.engine.residency.others_bytes(self.graph)
-        more -= profiling.checked_base_bytes
+        more -= profiling.checks.base_bytes
         plannable = not self.graph.status.settled
         try:
             return self._begun(inputs) if plannable else self._begin(inputs)
         except InfeasibleError as error:
             if plannable and not self._hopes_for_others(profiling, error):
-                if error.tier == "device" and more > 0:
+                if error.tier == "device" and error.floor_bytes - more <= error.budget_bytes:
                     error.add_note(MORE.format(more=format_bytes(more)))
                 raise
         self.engine.residency.collect(again=True)  # the error's frames hold inputs of calls
@@ -149,9 +160,9 @@ class FirstSteps:
         stand = self._how_others_stand()
         if stand == graph.others_at_failed_plan and self._awaits_others(profiling):
             return self._unplanned(profiling, resident)
-        graph.status.left_over_bytes = profiling.left_over_bytes or 0
+        graph.status.left_over_bytes = profiling.timings.left_over_bytes or 0
         try:
-            return graph.settle(engine.plans.first(graph, profiling)).executable
+            return graph.settle(engine.plans.first(graph, profiling.shown())).executable
         except InfeasibleError as error:
             waits = self._awaits_others(profiling)
             if not waits and not engine.contention.make_room(graph, error):
@@ -164,14 +175,15 @@ class FirstSteps:
         graph.observed.met = None
         return profiling.executable
 
-    def _lent(self, profiling: Profiling, inputs: list[Any], *, fits: bool) -> Executable:
+    def _lent(
+        self, lent: Planned, profiling: Profiling, inputs: list[Any], *, fits: bool
+    ) -> Executable:
         """The executable of the plan lent by larger sizes. If it does not fit, profile anew."""
-        graph = self.graph
-        planned = self.engine.plans.take_lent(graph, profiling) if fits else None
+        graph, take = self.graph, self.engine.plans.take_lent
+        planned = take(graph, lent, profiling.shown()) if fits else None
         if planned is not None:
             return graph.settle(planned).executable
         graph.may_borrow = False
-        graph.unprofile()
         return self._begun(inputs).executable
 
     def _unplanned(self, profiling: Profiling, resident_bytes: int) -> Executable:
@@ -235,4 +247,4 @@ class FirstSteps:
         )
 
     def _is_patient(self, profiling: Profiling) -> bool:
-        return profiling.timed_steps < PATIENCE * self.graph.status.at_once.expected
+        return profiling.timings.number < PATIENCE * self.graph.status.at_once.expected

@@ -133,7 +133,7 @@ class PlannedGraph:
         """Inputs and outputs of calls that nothing held any more when profiled calls came back."""
         if self.planned is not None:
             return self.planned.external.gone
-        return frozenset() if self.profiling is None else self.profiling.gone
+        return frozenset() if self.profiling is None else self.profiling.timings.gone
 
     @property
     def private_bytes(self) -> int:
@@ -144,9 +144,9 @@ class PlannedGraph:
         kept = 0 if keeping is None else keeping.executable.private_bytes
         return max(kept, self.profiling.checked.private_bytes)
 
-    def checks(self, executable: Executable) -> bool:
+    def compares(self, executable: Executable) -> bool:
         """Whether `executable` compares the trace with what kernels really return."""
-        return self.profiling is not None and self.profiling.checks(executable)
+        return self.profiling is not None and self.profiling.compares(executable)
 
     def times(self, executable: Executable) -> bool:
         """Whether `executable` times the ops of the floor program."""
@@ -232,7 +232,7 @@ class PlannedGraph:
         self.obstacles[obstacle] += 1
         if self.profiling is None or self.obstacles[obstacle] < obstacle.most:
             return
-        if self.profiling.workspace_bytes is not None:
+        if self.profiling.times:
             return  # workspaces are known: planning can do without this reading
         if not obstacle.passes:
             self.give_up(CaptureError(reason=obstacle.reason))

@@ -8,7 +8,7 @@ One step (two on a GPU) is checked against the trace and metered; the next ones 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from outcore.capture import Captured
@@ -16,15 +16,11 @@ from outcore.execute import Driver, Executable, Instruments, build, checker
 from outcore.gauges import Moment
 from outcore.ir.profile import Profile, Source
 from outcore.ir.program import Program
-from outcore.ir.trace import Phase, Ref, Trace
+from outcore.ir.trace import Phase, Trace
 from outcore.measure import Reading, Stopwatch
-from outcore.runtime.graphs.calls import nbytes_of
 from outcore.runtime.graphs.planned import Planned
+from outcore.runtime.graphs.shown import CheckedSteps, Shown, TimedSteps, Waiting
 from outcore.runtime.step.visit import Visit
-
-TIMED_STEPS = 3
-"""Timed calls (forward and backward) before planning, after those that are checked and metered.
-A graph that is called several times in a step needs fewer steps."""
 
 MANY_SIZES = 3
 """If a graph has come with so many other sizes, each of them is timed only once: it is not known
@@ -50,7 +46,7 @@ class Keeping:
 
 @dataclass(slots=True)
 class Profiling:
-    """What the profiled steps run, and what was measured so far."""
+    """What the profiled steps of a graph run, and what they have shown so far."""
 
     trace: Trace
     within: Mapping[int, int]
@@ -62,57 +58,18 @@ class Profiling:
     """The program with timers, which checks each op against the trace."""
     make_timed: Callable[[], Executable]
     """Makes the program with timers only. Called when the first step is to be timed."""
-    first: Stopwatch
-    """Times of ops in checked steps, by which the meter's events are assigned to ops."""
-    stopwatch: Stopwatch
-    """Times of ops in timed steps."""
     most_resident_bytes: int
     """The most external bytes with which the program fits the budget."""
     lent: Planned | None
     """The plan for larger sizes that profiled steps run instead of the floor program; None if they
     run that or keep everything (`keeps`). With it, times are estimated, and no steps are timed."""
-    readings_left: int
-    """Metered steps until one counts, that one included."""
-    latest: Reading | None = None
-    """The reading of the latest metered step."""
-    workspace_bytes: tuple[int, ...] | None = None
-    """Metered workspace of each op. None until a metered step counts."""
-    checked_workspace_bytes: tuple[int, ...] | None = None
-    """The same by the latest metered step, whether it counts or not. None: there was none."""
-    checked_base_bytes: int = 0
-    """The most external bytes as the first call of a checked step began."""
-    between_bytes: int = 0
-    """The most that the rest of the step needs while the graph waits, beyond `lingering_bytes` and
-    the tangents."""
-    lingering_bytes: int = 0
-    """What the rest of the step still holds when backward begins, without the tangents."""
-    base_bytes: int | None = None
-    """The most external bytes as the first call of a timed step began, without what waiting calls
-    alone held. Calls whose results were dropped do not count. None: no timed step yet."""
-    first_bytes: int = 0
-    """The same for the latest timed step alone."""
-    dropped_base_bytes: int = 0
-    """`base_bytes` for calls whose results were dropped: they did not come back."""
-    returned: bool = True
-    """Whether a call of the latest timed step has come back, or none has begun."""
-    wants_pause: bool = True
-    """Whether `between_bytes` and `lingering_bytes` are still to be metered in a timed step. Those
-    from a checked step are too high: it holds the inputs of calls until the calls come back."""
-    gone: frozenset[int] = frozenset()
-    """Buffers that timed calls were given or returned, and that nothing held any more when one of
-    these calls came back."""
-    left_over_bytes: int | None = None
-    """Bytes that were freed in each timed step while the graph waited and were not part of that
-    step: the least of the steps. None: not known."""
-    enough_steps: int = TIMED_STEPS
-    """Timed calls after which the graph is planned."""
+    checks: CheckedSteps
+    timings: TimedSteps
+    waiting: Waiting = field(default_factory=Waiting)
     timed: Executable | None = None
     """The result of `make_timed`; None before."""
-    early: bool = False
-    """Whether it is made by `from_checks`."""
-    timed_steps: int = 0
-    """Timed backward calls so far, since `again` if that was called: several in a step if the graph
-    is called several times."""
+    roomy: bool = False
+    """Whether `most_resident_bytes` leaves room for the metered workspaces."""
     keeps: bool = False
     """Whether the program keeps everything because there is plenty of room
     (`Plans.most_beside_all`)."""
@@ -122,8 +79,17 @@ class Profiling:
     @property
     def done(self) -> bool:
         """Whether enough was measured to plan."""
-        timed = self.lent is not None or self.timed_steps >= self.enough_steps
-        return self.workspace_bytes is not None and timed
+        return self.times and (self.lent is not None or self.timings.done)
+
+    @property
+    def times(self) -> bool:
+        """Whether steps are timed by now; before, they are checked."""
+        return self.checks.done
+
+    @property
+    def times_pause(self) -> bool:
+        """Whether steps are timed by now, and one of them is to be metered."""
+        return self.times and self.waiting.wanted
 
     @property
     def executable(self) -> Executable:
@@ -133,104 +99,69 @@ class Profiling:
         self.timed = self.timed or self.make_timed()
         return self.timed
 
-    def checks(self, executable: Executable) -> bool:
+    def compares(self, executable: Executable) -> bool:
         """Whether `executable` compares the trace with what kernels really return."""
         if self.keeping is not None and executable is self.keeping.executable:
             return self.keeping.checked
         return executable is self.checked
 
-    @property
-    def times(self) -> bool:
-        """Whether steps are timed by now; before, they are checked."""
-        return self.workspace_bytes is not None
+    def go_on_from(self, before: Profiling) -> None:
+        """Check no more steps, if those of `before`, another program of the trace, are enough.
 
-    @property
-    def times_pause(self) -> bool:
-        """Whether steps are timed by now, and one of them is to be metered."""
-        return self.times and self.wants_pause
+        The call that begins may be noted in `before` already.
+        """
+        if before.times and before.trace is self.trace:
+            self.checks, self.waiting = before.checks, replace(before.waiting, wanted=True)
+            self.timings.latest_base_bytes = before.timings.latest_base_bytes
+            self.timings.returned = before.timings.returned
 
     def again(self) -> None:
         """Time steps again, because other graphs hold less from now on."""
-        self.timed_steps, self.base_bytes, self.wants_pause = 0, None, True
-        self.dropped_base_bytes, self.returned = 0, True
-
-    def began(self, base_bytes: int, *, first: bool) -> int:
-        """Note `base_bytes` as a timed call begins; the excess over the first call of its step."""
-        if first and not self.returned:  # the call before it is not outstanding either
-            self.dropped_base_bytes = max(self.dropped_base_bytes, self.first_bytes)
-        if first or (self.base_bytes is None and self.returned):
-            self.first_bytes, self.returned = base_bytes, False
-        return base_bytes - self.first_bytes
-
-    @property
-    def open_base_bytes(self) -> int:
-        """`base_bytes` for the latest call, if it has neither come back nor was seen dropped."""
-        return 0 if self.returned else self.first_bytes
-
-    def came_back(self) -> None:
-        """Note that a timed call has come back."""
-        self.base_bytes = max(self.base_bytes or 0, self.first_bytes)
-        self.returned = True
-
-    def checking(self, base_bytes: int) -> None:
-        """Note the external memory as the first call of a checked step begins."""
-        self.checked_base_bytes = max(self.checked_base_bytes, base_bytes)
-
-    def from_checks(self, base_bytes: int = 0) -> Profiling:
-        """What is known already, for a plan before enough steps are timed.
-
-        Call it once `checked_workspace_bytes` is known. `base_bytes`: external memory now.
-        """
-        timed = self.timed_steps > 0
-        return replace(
-            self,
-            workspace_bytes=self.workspace_bytes or self.checked_workspace_bytes,
-            stopwatch=self.stopwatch if timed else self.first,
-            base_bytes=max(self.base_bytes or 0, self.checked_base_bytes, base_bytes),
-            early=True,
-        )
-
-    def waited(self, left_over_bytes: int) -> None:
-        """Note the bytes freed while the graph waited in one timed step."""
-        before = left_over_bytes if self.left_over_bytes is None else self.left_over_bytes
-        self.left_over_bytes = min(left_over_bytes, before)
+        self.timings.again()
+        self.waiting.wanted = True
 
     def metered(self, reading: Reading, visit: Visit) -> None:
         """Take the workspaces from a checked step, and what was held between the two calls."""
-        if self.workspace_bytes is not None:
-            if visit.call_tensors is not None and self.wants_pause:  # a timed one
-                self.wants_pause = False
-                self._take_pause(reading, visit)
-            return
-        if visit.ran is not self.checked:
-            return
-        if reading is not self.latest:
-            self.latest, self.readings_left = reading, self.readings_left - 1
-        spans = (self.first.last(op) for op in range(len(self.trace.ops)))
-        observed = (reading.workspace_bytes(a, b) for a, b in spans)
-        checked = tuple(max(n, self.within.get(i, 0)) for i, n in enumerate(observed))
-        self.checked_workspace_bytes = checked
-        self._take_pause(reading, visit)
-        if self.readings_left <= 0:
-            self.workspace_bytes = checked
+        if not self.times:
+            if visit.ran is self.checked:
+                self.checks.metered(reading, len(self.trace.ops), self.within)
+                self.waiting.metered(reading, visit, self.trace)
+        elif visit.call_tensors is not None and self.waiting.wanted:  # a timed one
+            self.waiting.wanted = False
+            self.waiting.metered(reading, visit, self.trace)
 
-    def _take_pause(self, reading: Reading, visit: Visit) -> None:
-        tangents = nbytes_of(self.trace, tuple(map(Ref, self.trace.tangents)))
-        waiting = reading.level_bytes(visit.forward_stop)
-        level = reading.level_bytes(visit.backward_start) + visit.away_bytes
-        lingering = level - waiting - tangents
-        peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
-        peak += max(0, visit.away_bytes)
-        self.lingering_bytes = max(0, lingering)
-        self.between_bytes = max(0, peak - waiting - self.lingering_bytes - tangents)
+    def shown(self) -> Shown:
+        """What the steps have shown. Call it once `done` is true."""
+        return self._shown(self.timings.stopwatch, self.timings.base_bytes or 0, early=False)
 
-    def profile(self) -> Profile:
-        """The measured profile. Call it once `done` is true."""
-        assert self.workspace_bytes is not None  # noqa: S101 - `done` says so
+    def shown_early(self) -> Shown | None:
+        """What is known before enough steps are timed. None: no step was metered yet."""
+        if self.checks.workspace_bytes is None:
+            return None
+        stopwatch = self.timings.stopwatch if self.timings.number else self.checks.stopwatch
+        base_bytes = max(self.timings.base_bytes or 0, self.checks.base_bytes)
+        return self._shown(stopwatch, base_bytes, early=True)
+
+    def _shown(self, stopwatch: Stopwatch, base_bytes: int, *, early: bool) -> Shown:
+        timings, waiting, workspaces = self.timings, self.waiting, self.checks.workspace_bytes
+        assert workspaces is not None  # noqa: S101 - a step was metered
         if self.lent is not None:
-            return replace(self.lent.problem.profile, workspace_bytes=self.workspace_bytes)
-        seconds = self.stopwatch.seconds(len(self.trace.ops))
-        return Profile(seconds, self.workspace_bytes, Source.MEASURED)
+            profile = replace(self.lent.problem.profile, workspace_bytes=workspaces)
+        else:
+            seconds = stopwatch.seconds(len(self.trace.ops))
+            profile = Profile(seconds, workspaces, Source.MEASURED)
+        return Shown(
+            profile,
+            self.program,
+            self.keeps,
+            base_bytes,
+            timings.dropped_base_bytes,
+            timings.open_base_bytes,
+            waiting.between_bytes,
+            waiting.lingering_bytes,
+            timings.gone,
+            early,
+        )
 
 
 def begin_profiling(
@@ -263,11 +194,10 @@ def begin_profiling(
         program,
         build(trace, program, generator, both, first.note, checker(trace), marked),
         partial(build, trace, program, generator, timed, stopwatch.note, clock=clock.now),
-        first,
-        stopwatch,
         most_resident_bytes,
         lent,
-        readings,
+        CheckedSteps(first, readings),
+        TimedSteps(stopwatch),
     )
 
 

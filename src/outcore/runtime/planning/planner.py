@@ -33,7 +33,7 @@ from outcore.runtime.graphs.drift import Drift, Replanned
 from outcore.runtime.graphs.external import ExternalMemory, Room
 from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.graphs.profiling import Profiling
+from outcore.runtime.graphs.shown import Shown
 from outcore.runtime.planning.fitting import Fitting, first
 from outcore.runtime.planning.programs import Programs, checked_bytes
 from outcore.runtime.planning.shares import Shares
@@ -63,10 +63,10 @@ class Planner:
         return Shares(graph, active, budget, state_bytes, self._known, at_least)
 
     @gc_paused()
-    def plan(
-        self, shares: Shares, profiled: Profiling, *, lean: bool, as_profiled: bool
-    ) -> Planned:
-        """The first plan of a graph, from its profile. Everything is kept if that fits.
+    def plan(self, shares: Shares, shown: Shown, *, lean: bool, as_profiled: bool) -> Planned:
+        """The first plan of a graph, from what profiled steps have `shown`.
+
+        Everything is kept if that fits.
 
         `lean`: graphs without a plan may be left the least that they need, as none of them waits.
         `as_profiled`: calls may hold no more while they wait than they did while profiled.
@@ -75,13 +75,13 @@ class Planner:
         plan yet, or alternate with this one within a step, the budget that the error names is only
         a lower bound.
         """
-        external = shares.measured(profiled)
+        external = shares.external(shown)
         hardware = self.solver.hardware()
         rooms = [*shares.rooms(hardware, external)]
         if lean:
             rooms += replace(shares, unplanned_lean=True).rooms(hardware, external)[-1:]
         try:
-            make = partial(self._beside, shares, profiled, external, as_profiled=as_profiled)
+            make = partial(self._beside, shares, shown, external, as_profiled=as_profiled)
             return first(make, rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
@@ -96,21 +96,21 @@ class Planner:
     def _beside(
         self,
         shares: Shares,
-        profiled: Profiling,
+        shown: Shown,
         external: ExternalMemory,
         room: Room,
         *,
         as_profiled: bool,
     ) -> Planned:
         """The plan with `room` for external memory. Raises InfeasibleError as `plan` does."""
-        hardware, profile = self.solver.hardware(), profiled.profile()
+        hardware, profile = self.solver.hardware(), shown.profile
         between = max(
             external.between_bytes,
             shares.in_turn_bytes(hardware, external, room),
             shares.paused_bytes(hardware, external, room),
         )
         problem = shares.problem(hardware, profile, room.nbytes, between)
-        more = max(0, pause_bytes(problem, profiled.program) - between) if as_profiled else 0
+        more = max(0, pause_bytes(problem, shown.program) - between) if as_profiled else 0
         problem = replace(problem, between_bytes=between + more)
         retained = shares.graph.status.retained
         planned = self._fitting.plan(shares, problem, external, room, in_haste=retained)
@@ -118,8 +118,8 @@ class Planner:
             planned = self._fitting.retaining(shares, planned)
         if more:  # that much is left free, but nothing needs it yet
             planned = self._needing_less(shares, planned, more)
-        taken = Calls(problem, 1, others=True).taken(profiled.program)
-        return replace(planned, profiled=taken, early=profiled.early, bounded=as_profiled)
+        taken = Calls(problem, 1, others=True).taken(shown.program)
+        return replace(planned, profiled=taken, early=shown.early, bounded=as_profiled)
 
     def _needing_less(self, shares: Shares, planned: Planned, less_bytes: int) -> Planned:
         """The same plan, evaluated with `less_bytes` less needed between the two calls."""

@@ -48,23 +48,29 @@ class Programs:
         resident_bytes: int,
         workspace_bytes: Sequence[int] | None,
         *,
+        measured: bool,
         leanest: bool,
     ) -> tuple[Program, int]:
         """The program for profiled steps, and the most external bytes with which it fits.
 
         Copies do not overlap with compute, which keeps memory low. `leanest`: use the plan that
-        needs the least memory of all. There is room for workspaces of the estimated
-        `workspace_bytes`, and for copies of overwritten inputs, if any such program has it; if none
-        has, the leanest plan is used. Raises InfeasibleError if even that does not fit the budget.
+        needs the least memory of all.
+
+        `measured`: checked steps of the graph have shown `workspace_bytes`, which the program has
+        room for. Else these are an estimate: there is room for them, and for copies of overwritten
+        inputs, if any program has it; if none has, the leanest plan is used. Raises InfeasibleError
+        if even that does not fit the budget.
         """
         captured = shares.graph.captured
         problem = self._unmeasured(shares, resident_bytes)
+        if measured and workspace_bytes is not None:
+            problem = _with_workspaces(problem, workspace_bytes)
+            return self._floor(shares, problem, resident_bytes, leanest=leanest)
         copied = copied_bytes(captured.trace, captured.overwritten)
         if workspace_bytes is not None or copied:
             workspaces = workspace_bytes or problem.profile.workspace_bytes
-            profile = replace(problem.profile, workspace_bytes=tuple(workspaces))
-            outside = problem.outside_bytes + copied
-            roomy = replace(problem, profile=profile, outside_bytes=outside)
+            roomy = _with_workspaces(problem, workspaces)
+            roomy = replace(roomy, outside_bytes=problem.outside_bytes + copied)
             with contextlib.suppress(InfeasibleError):
                 return self._floor(shares, roomy, resident_bytes, leanest=leanest)
             leanest = True
@@ -96,6 +102,11 @@ class Programs:
             family.floor = SharedProgram(program)
         spare = problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
         return program, resident_bytes + spare
+
+    def most_beside(self, shares: Shares, program: Program, workspace_bytes: Sequence[int]) -> int:
+        """The most external bytes with which a program for timed steps fits the budget."""
+        problem = _with_workspaces(self._unmeasured(shares, 0), workspace_bytes)
+        return problem.budget_bytes - peak(problem, program, Tier.DEVICE).nbytes
 
     def kept(self, shares: Shares) -> Program:
         """The program that keeps everything."""
@@ -166,6 +177,11 @@ class Programs:
     def _unmeasured(self, shares: Shares, resident_bytes: int) -> Problem:
         profile = Profile.unknown(len(shares.graph.captured.trace.ops))
         return shares.problem(self._solver.hardware(), profile, resident_bytes)
+
+
+def _with_workspaces(problem: Problem, workspace_bytes: Sequence[int]) -> Problem:
+    profile = replace(problem.profile, workspace_bytes=tuple(workspace_bytes))
+    return replace(problem, profile=profile)
 
 
 def _goes_beyond(problem: Problem, program: Program) -> bool:

@@ -34,7 +34,7 @@ from outcore.runtime.graphs.graph import PlannedGraph
 from outcore.runtime.graphs.lending import total_bytes
 from outcore.runtime.graphs.observations import Bytes
 from outcore.runtime.graphs.planned import Planned
-from outcore.runtime.graphs.profiling import Profiling
+from outcore.runtime.graphs.shown import Shown
 
 MOST_AWAY = 4
 """No plan needs more of an outer tier than slots for all buffers, times this."""
@@ -198,13 +198,13 @@ class Shares:
         most, of_one = map(external.room, called, returned)
         return most, of_one
 
-    def measured(self, profiled: Profiling) -> ExternalMemory:
-        """What was measured of the external memory in profiled steps."""
-        base, dropped = profiled.base_bytes or 0, profiled.dropped_base_bytes
-        grown = max(0, profiled.open_base_bytes - max(base, dropped))
+    def external(self, shown: Shown) -> ExternalMemory:
+        """The external memory, by what profiled steps have shown."""
+        base, dropped = shown.base_bytes, shown.dropped_base_bytes
+        grown = max(0, shown.open_base_bytes - max(base, dropped))
         base, more = base + grown, max(0, dropped - base)
-        lingering = max(0, profiled.lingering_bytes - more)
-        rest = profiled.lingering_bytes + profiled.between_bytes - more
+        lingering = max(0, shown.lingering_bytes - more)
+        rest = shown.lingering_bytes + shown.between_bytes - more
         return ExternalMemory(
             base_bytes=base + more,
             timed_base_bytes=base + more,
@@ -212,7 +212,7 @@ class Shares:
             lingering_bytes=lingering,
             returning_bytes=self.graph.observed.returned.excess_bytes(),
             between_bytes=max(0, rest - lingering),
-            gone=profiled.gone,
+            gone=shown.gone,
             late_bytes=self.late_bytes(),
         )
 
@@ -229,7 +229,7 @@ class Shares:
         """What is held between calls while one of this graph waits, beyond `room`.
 
         Tangents are left out: there is room for them in addition. If only one call of the graph
-        waits at a time, what was seen in timed steps is in `Profiling.between_bytes` already.
+        waits at a time, what was seen in timed steps is in `Waiting.between_bytes` already.
         """
         graph, number = self.graph, self.graph.status.planned_for
         trace, active = graph.captured.trace, set(self.active)
@@ -324,7 +324,7 @@ class Shares:
         if planned is not None:
             external = planned.external
         elif profiling is not None and profiling.done:
-            external = theirs.measured(profiling)
+            external = theirs.external(profiling.shown())
         else:
             return None
         if not any(counted):
@@ -454,11 +454,10 @@ def profile_of(graph: PlannedGraph) -> Profile:
     profiling = graph.profiling
     if graph.planned is not None:
         return graph.planned.problem.profile
-    if profiling is not None and profiling.done:
-        return profiling.profile()
-    if profiling is not None and profiling.checked_workspace_bytes is not None:
-        return profiling.from_checks().profile()
-    return Profile.unknown(len(graph.captured.trace.ops))
+    shown = None
+    if profiling is not None:
+        shown = profiling.shown() if profiling.done else profiling.shown_early()
+    return Profile.unknown(len(graph.captured.trace.ops)) if shown is None else shown.profile
 
 
 def _measured(graph: PlannedGraph) -> bool:
