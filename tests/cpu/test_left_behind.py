@@ -73,7 +73,7 @@ def test_no_peak_is_metered_beside_a_call_of_an_older_plan_that_holds_more() -> 
     torch._dynamo.reset()
     torch.manual_seed(0)
     module, held = layers(), list[Tensor]()
-    backend = Backend(budget="9MiB")
+    backend = Backend(budget="8.6MiB")
     call = torch.compile(module, backend=backend, dynamic=False)
     peaks = []
     for step, _ in enumerate(gradients(module, call, "retained", STEPS)):

@@ -141,12 +141,14 @@ class Runner:
         """The gradients of the call of `store`. Empties `tangents`."""
         graph, stores, driver = self.graph, self.engine.stores, self.engine.driver
         visit, again = store.visit, keeps_graph()
-        visit.away_bytes += stores.away_bytes()
+        if not visit.pauses:
+            visit.away_bytes += stores.away_bytes()
         with self.engine.residency.at_once():
             self.conductor.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
         state = None if visit.replay is None else driver.generator.get_state()
-        visit.backward_start = self.engine.metering.enter()
+        waited_since = visit.backward_stop or visit.forward_stop
+        visit.pauses.append((waited_since, self.engine.metering.enter()))
         self.engine.eviction.before_backward(graph, store)
         start = driver.clock.now()
         executable = store.executable

@@ -177,7 +177,8 @@ class Metering:
             waiting = Counter(store.visit.owner for store in stores)
             private = sum(store.private_bytes for store in stores)
             latest = stores[-1].visit.owner
-            metered.interludes.append(Interlude(metered.left, now, waiting, latest, private))
+            again = frozenset(store.visit.owner for store in stores if store.visit.pauses)
+            metered.interludes.append(Interlude(metered.left, now, waiting, latest, again, private))
         metered.left = 0  # until this call ends: if it raises, what follows is no interlude
         return now
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 from outcore.runtime.budget.registry import Registry
 from outcore.runtime.budget.residency import Residency
@@ -83,6 +84,7 @@ class Observer:
             base = self._residency.base_on_return_bytes(graph, store, tangents, call_tensors)
             first = 0 if profiling is None else profiling.timings.latest_base_bytes
             beyond = base - (first if planned is None else planned.external.base_bytes)
+            beyond -= _retained_bytes(graph) if store.visit.pauses else 0
         if call_tensors is not None and profiling is not None and timed:
             profiling.timings.came_back(call_tensors.gone)
             if not own:
@@ -126,11 +128,23 @@ class Observer:
             return
         if first_bytes is None:
             return
+        if ref(graph) in interlude.again:
+            first_bytes += _retained_bytes(graph)
         others = {g: n for g, n in calls.items() if g is not graph}
         held = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
         held -= calls[graph] * self._residency.states_bytes(graph)
         if paused.note(calls[graph] - 1, others, held - first_bytes):
             observed.unchecked = True
+
+
+def _retained_bytes(graph: PlannedGraph) -> int:
+    """What a plan has room for once a call has come back that will do so again: its gradients.
+
+    A plan that was made before a call first did (`retain_graph`) has none.
+    """
+    planned = graph.planned
+    unforeseen = planned is not None and planned.retaining_bytes is None
+    return 0 if unforeseen else gradient_bytes(graph.captured.trace)
 
 
 def _gradient_bytes(graph: PlannedGraph) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from outcore.ir.profile import Profile
 from outcore.ir.program import Program
-from outcore.ir.trace import Ref, Trace
+from outcore.ir.trace import Trace
 from outcore.measure import Reading, Stopwatch
-from outcore.runtime.graphs.calls import nbytes_of
+from outcore.runtime.graphs.calls import gradient_bytes, tangent_bytes
 from outcore.runtime.step.visit import Visit
 
 TIMED_STEPS = 3
@@ -132,14 +132,17 @@ class Waiting:
 
     def metered(self, reading: Reading, visit: Visit, trace: Trace) -> None:
         """Take what was metered of the step of `visit`."""
-        tangents = nbytes_of(trace, tuple(map(Ref, trace.tangents)))
+        tangents, gradients = tangent_bytes(trace), gradient_bytes(trace)
         waiting = reading.level_bytes(visit.forward_stop)
-        level = reading.level_bytes(visit.backward_start) + visit.away_bytes
-        lingering = level - waiting - tangents
-        peak = reading.peak_bytes(visit.forward_stop, visit.backward_start)
-        peak += max(0, visit.away_bytes)
-        self.lingering_bytes = max(0, lingering)
-        self.between_bytes = max(0, peak - waiting - self.lingering_bytes - tangents)
+        levels, peaks = [], []
+        for n, (start, stop) in enumerate(visit.pauses):
+            # Plans have room for the gradients of a backward call after which another one comes.
+            counted = waiting + tangents + gradients * (n > 0)
+            away = visit.away_bytes if n == 0 else 0
+            levels.append(reading.level_bytes(stop) + away - counted)
+            peaks.append(reading.peak_bytes(start, stop) + max(0, away) - counted)
+        self.lingering_bytes = max(0, *levels)
+        self.between_bytes = max(0, max(peaks) - self.lingering_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from outcore.errors import InfeasibleError
 from outcore.ir.hardware import Tier
-from outcore.ir.memory import fits, peak, retained_bytes
+from outcore.ir.memory import crossing_bytes, fits, pause_bytes, peak, retained_bytes
 from outcore.ir.plan import Plan
 from outcore.ir.problem import Problem
 from outcore.ir.timeline import Timeline
@@ -76,6 +76,7 @@ class Fitting:
         """A plan like `planned`, with room for backward calls under `retain_graph`.
 
         Those free nothing. A search finds how much room they need, in haste if the policy can.
+        If it fails, plans are made whose calls hold less while they wait: less of that can stay.
         Raises InfeasibleError if no plan was found that has the room.
         """
         make = partial(self._with_room_for_retained, shares, planned)
@@ -96,7 +97,10 @@ class Fitting:
             room = max(needed, room + step) if most is None else (least + most) // 2
         if found is None:
             try:
-                raise refusal
+                found = self._retaining_less(shares, planned, most)
+                if found is None:
+                    raise refusal
+                return found
             finally:
                 del refusal  # its frames hold it, and what the step made
         if self._solver.may_haste and not found.everything_kept:
@@ -107,14 +111,59 @@ class Fitting:
                     return slowly
         return found
 
+    def _retaining_less(self, shares: Shares, planned: Planned, most: int) -> Planned | None:
+        """A plan like `planned` with room for what stays, less than `most`. None if none is found.
+
+        Its calls hold no more than that while they wait.
+        """
+        room, gradients = most // 2, gradient_bytes(planned.problem.trace)
+        while room > gradients:
+            with contextlib.suppress(InfeasibleError):
+                tried = self._with_room_for_retained(
+                    shares, planned, room, most_waiting=room - gradients
+                )
+                if _retained_bytes(tried) <= room:
+                    return tried
+            room //= 2
+        return None
+
     def _with_room_for_retained(
-        self, shares: Shares, planned: Planned, room: int, *, in_haste: bool = False
+        self,
+        shares: Shares,
+        planned: Planned,
+        room: int,
+        *,
+        in_haste: bool = False,
+        most_waiting: int | None = None,
     ) -> Planned:
-        """The plan for the problem of `planned` with `room` bytes for what `retain_graph` keeps."""
+        """The plan for the problem of `planned` with `room` bytes for what `retain_graph` keeps.
+
+        `most_waiting`: the most that calls hold while they wait; None: as much as there is room.
+        """
         problem, external = planned.alone, Room(planned.external_bytes)
         wider = replace(problem, outside_bytes=problem.outside_bytes + room)
-        tried = self.plan(shares, wider, planned.external, external, in_haste=in_haste)
-        return replace(tried, retaining_bytes=room)
+        if most_waiting is None:
+            tried = self.plan(shares, wider, planned.external, external, in_haste=in_haste)
+            return replace(tried, retaining_bytes=room)
+        kept = self._solver.kept(wider)
+        rest = pause_bytes(wider, kept) + crossing_bytes(kept) - most_waiting
+        needed = max(wider.between_bytes, *shares.left_bytes(wider, planned.external))
+        bounded = replace(wider, between_bytes=max(needed, rest))
+        tried = self.plan(shares, bounded, planned.external, external, in_haste=in_haste)
+        return replace(self.needing(shares, tried, needed), retaining_bytes=room)
+
+    def needing(self, shares: Shares, planned: Planned, between_bytes: int) -> Planned:
+        """The same plan, evaluated with other `between_bytes`: fewer than it leaves."""
+        problem = replace(planned.problem, between_bytes=between_bytes)
+        if not planned.everything_kept:
+            between_bytes = max(between_bytes, shares.most_bytes(problem.hardware))
+        in_core = replace(problem, between_bytes=between_bytes)
+        return replace(
+            planned,
+            problem=problem,
+            predicted=simulate(problem, planned.program),
+            in_core=simulate(in_core, self._solver.kept(problem)),
+        )
 
     def _leaving(self, shares: Shares, calls: Calls, left_bytes: int, *, in_haste: bool) -> Planned:
         """The plan that leaves `left_bytes` for what runs while the graph waits.
@@ -260,8 +309,7 @@ def first(make: Callable[[T], Planned], rooms: Iterable[T]) -> Planned:
 def _retained_bytes(planned: Planned) -> int:
     """Bytes that a backward call under `retain_graph` needs beyond the plan's peak.
 
-    They include its gradients, which are held while the next call makes its own, twice: autograd
-    may copy what it adds to them.
+    They include its gradients, which are held while the next call makes its own.
     """
     problem = planned.problem
-    return retained_bytes(problem, planned.program) + 2 * gradient_bytes(problem.trace)
+    return retained_bytes(problem, planned.program) + gradient_bytes(problem.trace)

@@ -72,8 +72,8 @@ class Planner:
         `as_profiled`: calls may hold no more while they wait than they did while profiled.
 
         Raises InfeasibleError if no plan of the policy fits the budget. If other graphs have no
-        plan yet, or alternate with this one within a step, the budget that the error names is only
-        a lower bound.
+        plan yet, or alternate with this one within a step, or if backward calls keep what they need
+        (`retain_graph`), the budget that the error names is only a lower bound.
         """
         external = shares.external(shown)
         hardware = self.solver.hardware()
@@ -85,9 +85,8 @@ class Planner:
             return first(make, rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
-            error.at_least |= any(graph.planned is None for graph in others) or bool(
-                shares.alternating
-            )
+            error.at_least |= any(graph.planned is None for graph in others)
+            error.at_least |= bool(shares.alternating) or shares.graph.status.retained
             left_over = shares.graph.status.left_over(shares.budget_bytes)
             if left_over:
                 error.add_note(left_over)
@@ -117,23 +116,10 @@ class Planner:
         if retained:
             planned = self._fitting.retaining(shares, planned)
         if more:  # that much is left free, but nothing needs it yet
-            planned = self._needing_less(shares, planned, more)
+            between = planned.problem.between_bytes - more
+            planned = self._fitting.needing(shares, planned, between)
         taken = Calls(problem, 1, others=True).taken(shown.program)
         return replace(planned, profiled=taken, early=shown.early, bounded=as_profiled)
-
-    def _needing_less(self, shares: Shares, planned: Planned, less_bytes: int) -> Planned:
-        """The same plan, evaluated with `less_bytes` less needed between the two calls."""
-        between = planned.problem.between_bytes - less_bytes
-        problem = replace(planned.problem, between_bytes=between)
-        if not planned.everything_kept:
-            between = max(between, shares.most_bytes(problem.hardware))
-        in_core = replace(problem, between_bytes=between)
-        return replace(
-            planned,
-            problem=problem,
-            predicted=simulate(problem, planned.program),
-            in_core=simulate(in_core, self.solver.kept(problem)),
-        )
 
     @gc_paused()
     def lent(

@@ -33,6 +33,8 @@ class Interlude:
     """Graph of the outstanding calls -> their number."""
     latest: weakref.ref[Any]
     """The graph of the outstanding call that began last."""
+    again: frozenset[weakref.ref[Any]]
+    """Graphs with an outstanding call that has come back before (`retain_graph`)."""
     private_bytes: int
     """Bytes that the outstanding calls alone hold."""
 
@@ -48,8 +50,10 @@ class Visit:
     thread: threading.Thread = field(default_factory=threading.current_thread)
     """The thread of the forward call."""
     forward_stop: int = 0
-    backward_start: int = 0
+    pauses: list[tuple[int, int]] = field(default_factory=list)
+    """From where to where it waited: for its backward call, then for each further one."""
     backward_stop: int = 0
+    """When its latest backward call ended."""
     pause: Pause | None = None
     """What was held as a timed forward call ended. None for others, and once `Observer.waited` has
     used it."""
