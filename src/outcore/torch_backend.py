@@ -9,7 +9,9 @@ from typing import Any
 from torch.fx import GraphModule
 
 from outcore.api import Backend
-from outcore.capture import passing
+from outcore.capture import passing, trace_type_checks
+
+trace_type_checks()  # torch.compile imports this before it traces, and needs a Backend only after
 
 _backends: dict[str, Backend] = {}
 

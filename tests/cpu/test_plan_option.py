@@ -27,6 +27,7 @@ from outcore.runtime.graphs.planned import Planned
 from outcore.runtime.settings.options import Keywords
 from outcore.runtime.settings.reuse import read_given
 from tests.cpu.queues import LateDevice
+from tests.cpu.test_retained import Heads, one_by_one
 from tests.cpu.training import (
     PROFILED_STEPS,
     Small,
@@ -149,6 +150,51 @@ class TestUsing:
         with pytest.raises(DigestError, match=f"the plan in {saved} was made for trace"):
             loss.backward()
 
+    def test_another_shape_is_refused_where_strict_in_each_step(self, saved: Path) -> None:
+        module, backend = Small(), Backend(**MOVING, plan=str(saved), strict=True)
+        call = torch.compile(module, backend=backend)
+        for _ in range(STEPS):
+            with pytest.raises(DigestError):
+                mean_square(call(batch(0, 2))).backward()
+
+    def test_the_path_may_begin_with_the_user_s_folder(
+        self, saved: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(saved.parent))
+        given = read_given(f"~/{saved.name}", None, torch.device("cpu"))
+        assert given.path == str(saved)
+        assert given.file is not None
+
+    def test_the_budget_that_is_named_is_enough_for_retain_graph(self, tmp_path: Path) -> None:
+        """The plan of the file is for steps without it, so it needs more, and that is known."""
+        torch.manual_seed(0)
+        module, path = Heads(), tmp_path / "plan.json"
+        x = torch.rand(512, 128)
+        backend = Backend(budget="3MiB", policy="swap-all", strict=True)
+        call = torch.compile(module, backend=backend)
+        for _ in range(STEPS):
+            one_by_one(module, [sum(call(x))])
+        backend.save_plans(path)
+        del call, backend
+        budget, refused = 3 << 20, 0
+        while True:
+            torch._dynamo.reset()
+            gc.collect()
+            backend = Backend(budget=budget, plan=path, strict=True)
+            call = torch.compile(module, backend=backend)
+            try:
+                for _ in range(STEPS):
+                    one_by_one(module, call(x))
+            except InfeasibleError as error:
+                assert error.floor_bytes > budget
+                budget, refused = error.floor_bytes, refused + 1
+                assert refused <= 2
+            else:
+                break
+            finally:
+                del call
+        assert refused
+
     def test_other_ops_are_refused_where_strict_before_anything_runs(self, saved: Path) -> None:
         call = torch.compile(
             Broken().first, backend=Backend(budget="1GiB", plan=saved, strict=True)
@@ -191,7 +237,7 @@ class TestUsing:
         path = tmp_path / "again.json"
         backend.save_plans(path)
         with pytest.raises(InfeasibleError) as caught:
-            small_planned(STEPS, budget="900KiB", plan=str(path))
+            small_planned(STEPS, budget="1.2MiB", plan=str(path))
         enough = caught.value.floor_bytes
         del backend, caught  # the traceback holds the model
         gc.collect()

@@ -29,6 +29,7 @@ from outcore.capture.compiler.own_globals import own_globals
 from outcore.capture.compiler.recurrent import is_recurrent, recurrent_apart, recurrent_layers
 from outcore.capture.compiler.shells import Shells, shells
 from outcore.capture.compiler.tracing import as_kernels
+from outcore.capture.compiler.type_checks import trace_type_checks
 from outcore.capture.fusion.fuse import fused
 from outcore.capture.graph import capture
 from outcore.capture.offline import trace, trace_as_run, trace_network
@@ -87,6 +88,7 @@ __all__ = [
     "trace",
     "trace_as_run",
     "trace_network",
+    "trace_type_checks",
     "under_checkpoint",
     "without_autocast",
     "without_function_modes",

@@ -212,5 +212,6 @@ NETWORKS: Mapping[str, NetworkSpec] = MappingProxyType({row.name: row for row in
 def network(name: str) -> NetworkSpec:
     """The row called `name`. Raises OptionValueError, with the nearest name, if there is none."""
     if name not in NETWORKS:
-        raise OptionValueError(option="network", value=name, reason=did_you_mean(name, NETWORKS))
+        reason = f"there is no network of this name: {did_you_mean(name, NETWORKS)}"
+        raise OptionValueError(option="network", value=name, reason=reason)
     return NETWORKS[name]

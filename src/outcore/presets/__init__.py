@@ -33,7 +33,8 @@ def preset(name: str) -> Preset:
     """The preset called `name`. If there is none, OptionValueError names the nearest."""
     found = presets()
     if name not in found:
-        raise OptionValueError(option="hardware", value=name, reason=did_you_mean(name, found))
+        reason = f"there is no machine of this name: {did_you_mean(name, found)}"
+        raise OptionValueError(option="hardware", value=name, reason=reason)
     return found[name]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from torch.fx import GraphModule
 
-from outcore.capture import BySizes, ending_graphs, is_symbolic, passing
+from outcore.capture import BySizes, ending_graphs, is_symbolic, passing, trace_type_checks
 from outcore.errors import CaptureError, OptionValueError
 from outcore.explain import Explanation, explain
 from outcore.planfile import save_plans
@@ -36,6 +36,7 @@ class Backend(BackendState):
 
     def __init__(self, budget: str | float | None = None, **options: Unpack[Keywords]) -> None:
         super().__init__(checked_options({"budget": budget, **options}))
+        trace_type_checks()
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Call:
         """Compile one graph for torch.compile. Errors reach the caller with their own types.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
+from operator import itemgetter
 from weakref import WeakMethod, ref
 
 import torch
@@ -52,8 +53,13 @@ class Metering:
     def peak_bytes(self) -> int | None:
         """The highest of the latest metered peaks of the active graphs, in steps that run plans.
 
-        None if no such step was metered.
+        None if no such step was metered, or none yet with the graph whose plan needs the most.
         """
+        active = [g.status for g in self._registry.active()]
+        planned = [(s.planned.peak_bytes, s.peaks) for s in active if s.planned is not None]
+        _, largest = max(planned, key=itemgetter(0), default=(0, None))
+        if largest is not None and largest.step_bytes is None and largest.tries < MOST_PEAK_TRIES:
+            return None
         return _most(s.peaks.step_bytes for s in self._registry.statuses())
 
     @property

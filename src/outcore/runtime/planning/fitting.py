@@ -82,12 +82,15 @@ class Fitting:
         make = partial(self._with_room_for_retained, shares, planned)
         step = planned.problem.budget_bytes // ROOM_DIVISOR
         found, least, room, most = None, 0, _retained_bytes(planned), None
+        refusal: InfeasibleError | None = None
         while most is None or most - least > step:
             try:
                 tried = make(room, in_haste=True)
             except InfeasibleError as error:
+                if planned.from_file:  # there is no other plan
+                    raise
                 error.at_least = True  # a plan with less memory may also retain less than `room`
-                refusal, most = error, room
+                refusal, most = refusal or error, room
             else:
                 needed = _retained_bytes(tried)
                 if needed <= room:
@@ -95,14 +98,12 @@ class Fitting:
                 else:
                     least = room
             room = max(needed, room + step) if most is None else (least + most) // 2
-        if found is None:
+        if found is None and refusal is not None:
             try:
-                found = self._retaining_less(shares, planned, most)
-                if found is None:
-                    raise refusal
-                return found
+                return self._retaining_less(shares, planned, refusal)
             finally:
                 del refusal  # its frames hold it, and what the step made
+        assert found is not None  # noqa: S101 - the search ends with it or a refusal
         if self._solver.may_haste and not found.everything_kept:
             room = found.retaining_bytes or 0
             with contextlib.suppress(InfeasibleError):
@@ -111,12 +112,14 @@ class Fitting:
                     return slowly
         return found
 
-    def _retaining_less(self, shares: Shares, planned: Planned, most: int) -> Planned | None:
-        """A plan like `planned` with room for what stays, less than `most`. None if none is found.
+    def _retaining_less(
+        self, shares: Shares, planned: Planned, refusal: InfeasibleError
+    ) -> Planned:
+        """A plan like `planned` whose calls hold so little while they wait that it can stay.
 
-        Its calls hold no more than that while they wait.
+        Raises `refusal` if none is found.
         """
-        room, gradients = most // 2, gradient_bytes(planned.problem.trace)
+        room, gradients = _retained_bytes(planned) // 2, gradient_bytes(planned.problem.trace)
         while room > gradients:
             with contextlib.suppress(InfeasibleError):
                 tried = self._with_room_for_retained(
@@ -125,7 +128,7 @@ class Fitting:
                 if _retained_bytes(tried) <= room:
                     return tried
             room //= 2
-        return None
+        raise refusal
 
     def _with_room_for_retained(
         self,

@@ -85,8 +85,9 @@ class Planner:
             return first(make, rooms)
         except InfeasibleError as error:
             others = (graph for graph in shares.active if graph is not shares.graph)
-            error.at_least |= any(graph.planned is None for graph in others)
-            error.at_least |= bool(shares.alternating) or shares.graph.status.retained
+            error.at_least |= any(graph.planned is None for graph in others) or bool(
+                shares.alternating
+            )
             left_over = shares.graph.status.left_over(shares.budget_bytes)
             if left_over:
                 error.add_note(left_over)
@@ -112,7 +113,11 @@ class Planner:
         more = max(0, pause_bytes(problem, shown.program) - between) if as_profiled else 0
         problem = replace(problem, between_bytes=between + more)
         retained = shares.graph.status.retained
-        planned = self._fitting.plan(shares, problem, external, room, in_haste=retained)
+        try:
+            planned = self._fitting.plan(shares, problem, external, room, in_haste=retained)
+        except InfeasibleError as error:
+            error.at_least |= retained
+            raise
         if retained:
             planned = self._fitting.retaining(shares, planned)
         if more:  # that much is left free, but nothing needs it yet

@@ -15,7 +15,7 @@ from importlib.metadata import version
 
 import torch
 
-from outcore.errors import DigestError, OptionValueError
+from outcore.errors import DigestError, InfeasibleError, OptionValueError
 from outcore.ir.hardware import Tier
 from outcore.ir.plan import Choice, Gap, Offload, Plan, make_plan
 from outcore.ir.problem import Problem
@@ -34,6 +34,11 @@ from outcore.planfile import (
     saved_plan,
 )
 from outcore.policies.search.fixed import with_fixed
+
+OVERRULED = (
+    "outcore: rules of the overrides replace choices of that plan. Without the file of plans, a "
+    "plan is made around the rules"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +125,21 @@ def read_given(
 
     Raises OptionValueError if one is no path, FormatError or DigestError, naming the file.
     """
-    for option, value in {"plan": plan, "overrides": overrides}.items():
-        if not isinstance(value, str | os.PathLike | None):
-            reason = "it is not the path of a file"
-            raise OptionValueError(option=option, value=value, reason=reason)
+    path, rules = _path("plan", plan), _path("overrides", overrides)
     return Given(
-        load_plans(plan) if plan else None,
-        os.fspath(plan) if plan else "",
-        load_overrides(overrides) if overrides else (),
+        load_plans(path) if path else None,
+        path,
+        load_overrides(rules) if rules else (),
         device_name(device),
     )
+
+
+def _path(option: str, given: str | os.PathLike[str] | None) -> str:
+    """The path that was given for an option, with the user's folder for `~`; empty for none."""
+    if not isinstance(given, str | os.PathLike | None):
+        reason = "it is not the path of a file"
+        raise OptionValueError(option=option, value=given, reason=reason)
+    return os.path.expanduser(os.fspath(given)) if given else ""  # noqa: PTH111 - leaves the rest as it is
 
 
 def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path: str) -> Plan:
@@ -148,7 +158,12 @@ def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path
             "is 0, raise it; if not, plan anew without the file"
         )
         raise OptionValueError(option="plan", value=path, reason=reason)
-    check_saved(problem, plan, path)
+    try:
+        check_saved(problem, plan, path)
+    except InfeasibleError as error:
+        if plan.choices != made.choices:
+            error.add_note(OVERRULED)
+        raise
     return plan
 
 
