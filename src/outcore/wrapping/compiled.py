@@ -31,6 +31,7 @@ from outcore.capture import (
 )
 from outcore.errors import StepError
 from outcore.runtime.backend import Backend
+from outcore.wrapping.meta_tensors import as_theirs, plainly
 from outcore.wrapping.untraced import Untraced, noting_untraced, untraced
 
 Call = Callable[..., Any]
@@ -104,11 +105,12 @@ class CompiledCalls:
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
         before, breaks, skips = traced(), 0 if self.broke else broken(), skipped()
+        (given, named), metas = plainly((args, kwargs))
         apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
         with noting_untraced(again=self._ran and not self.hopeless) as noted:
             try:
                 with apart, noticing_changes(), own_globals():
-                    results = self._run(model, self._guarded(model), *args, **kwargs)
+                    results = self._run(model, self._guarded(model), *given, **named)
             except BaseException as error:
                 if skipped() > skips or noted.given_up:
                     self._trace_anew(error)
@@ -119,7 +121,7 @@ class CompiledCalls:
         self._untraced = noted
         if not self.untraced:
             self._ran, self._failures = True, 0
-        return results
+        return as_theirs(results, metas)
 
     def _guarded(self, model: nn.Module) -> str:
         """What torch should compile a call anew for, and does not check by itself."""
