@@ -71,7 +71,10 @@ def test_doctor_without_a_spill_directory_ends_with_the_error(outcore, tmp_path)
         (["--budget", "10G"], "option budget='10G': cannot read '10G' as a size"),
         (["--budget", "120%"], "option budget='120%'"),
         (["--policy", "poch"], "did you mean 'pooch'?"),
-        (["--network", "resnet5"], "option network='resnet5': there is no network of this name: did you mean 'resnet50'?"),
+        (
+            ["--network", "resnet5"],
+            "option network='resnet5': there is no network of this name: did you mean 'resnet50'?",
+        ),
         (["--link-limit", "3"], "option link_limit='3': cannot read '3' as a rate"),
         (["--device", "cuda"], "option device='cuda': torch finds no GPU here"),
         (["--spill-dir", "/none/such"], "spill directory '/none/such': it does not exist"),

@@ -371,7 +371,10 @@ def test_deeplabv3plus_enlarges_as_torch_interpolates(size):
     [
         (lambda: TransformerShape(heads=5), r"heads=5: does not divide width=768 \(remainder 3\)"),
         (lambda: ViT(size=100), r"patch=16: leaves 4 pixels over along an image of 100x100"),
-        (lambda: network("resnet5"), r"network='resnet5': there is no network of this name: did you mean 'resnet50'\?"),
+        (
+            lambda: network("resnet5"),
+            r"network='resnet5': there is no network of this name: did you mean 'resnet50'\?",
+        ),
         (lambda: photograph_batches(1, size=428), r"size=428: crops have from 1 to 427 pixels"),
     ],
 )
