@@ -1085,6 +1085,11 @@ class TestMeter:
             seen.append(backend.report().measured_peak_bytes)
         assert seen[:3] == [None] * 3
         assert seen[-1] == before
+        backend.engine.metering.forget_peak()
+        for _ in range(16):  # the large one only in validation, by now
+            call(torch.ones(2048, 64))
+            call(torch.ones(256, 64)).sum().backward()
+        assert backend.report().measured_peak_bytes is not None
 
     def test_a_metered_step_of_one_of_several_shapes_ends_before_an_evaluation(self) -> None:
         torch._dynamo.reset()

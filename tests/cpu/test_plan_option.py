@@ -157,6 +157,14 @@ class TestUsing:
             with pytest.raises(DigestError):
                 mean_square(call(batch(0, 2))).backward()
 
+    def test_once_it_is_closed_nothing_is_refused(self, saved: Path) -> None:
+        backend = Backend(**MOVING, plan=str(saved), strict=True)
+        call = torch.compile(Small(), backend=backend)
+        with pytest.raises(DigestError):
+            mean_square(call(batch(0, 2))).backward()
+        backend.close()
+        mean_square(call(batch(0, 2))).backward()
+
     def test_the_path_may_begin_with_the_user_s_folder(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -164,6 +172,9 @@ class TestUsing:
         given = read_given(f"~/{saved.name}", None, torch.device("cpu"))
         assert given.path == str(saved)
         assert given.file is not None
+        _, backend = small_planned(STEPS, budget=TIGHT, plan=str(saved))
+        backend.save_plans("~/again.json")
+        assert (saved.parent / "again.json").exists()
 
     def test_the_budget_that_is_named_is_enough_for_retain_graph(self, tmp_path: Path) -> None:
         """The plan of the file is for steps without it, so it needs more, and that is known."""

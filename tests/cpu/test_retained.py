@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 
 from outcore import Backend
 from outcore.ir.margin import margin_bytes
-from outcore.measure import resident_bytes
+from outcore.measure import Reading, resident_bytes
+from outcore.runtime.graphs import shown
+from outcore.runtime.step.visit import Wait
 from tests.cpu.training import PROFILED_STEPS
 
 BUDGET = 1 << 30
@@ -97,3 +101,18 @@ def test_all_of_it_is_inside_the_budget(
 ) -> None:
     in_core, _ = peaks(differentiate, 2048, BUDGET, "keep-all")
     peaks(differentiate, 2048, in_core * 9 // 10, policy)
+
+
+def test_what_is_moved_away_in_the_first_wait_is_still_away_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 100 bytes, 60 are moved away. In the second wait, the caller keeps 30 more."""
+    monkeypatch.setattr(shown, "tangent_bytes", lambda _: 0)
+    monkeypatch.setattr(shown, "gradient_bytes", lambda _: 0)
+    reading: Any = Reading((5, 15, 30), (100, -60, 30))
+    waits = [Wait(10, 20, 60), Wait(25, 40, 60)]
+    visit: Any = SimpleNamespace(forward_stop=10, waits=waits)
+    trace: Any = None
+    waiting = shown.Waiting()
+    waiting.metered(reading, visit, trace)
+    assert waiting.lingering_bytes == 30

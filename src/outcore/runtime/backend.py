@@ -123,7 +123,7 @@ class Backend(BackendState):
         statuses = [] if engine is None else engine.registry.known()
         found = ((g.planned.lowered_for, g.planned.plan) for g in statuses if g.planned is not None)
         given = Given() if engine is None else engine.settings.given
-        save_plans(save_file(found, given, most), path)
+        save_plans(save_file(found, given, most), os.path.expanduser(path))  # noqa: PTH111 - no RuntimeError if there is no such user
 
     def close(self) -> None:
         """Run in-core from now on, and release threads, host memory and disk space.

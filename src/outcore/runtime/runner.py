@@ -29,7 +29,7 @@ from outcore.runtime.missing_gradients import fill
 from outcore.runtime.step.replay import Replay, replay_of
 from outcore.runtime.step.store import Store
 from outcore.runtime.step.versions import versions_of
-from outcore.runtime.step.visit import Visit
+from outcore.runtime.step.visit import Visit, Wait
 
 MOVED = (
     "an input begins elsewhere in its storage than before, and a view of it (as_strided with an "
@@ -111,7 +111,7 @@ class Runner:
             self.conductor.end_call(executable)
             visit.work.append((start, clock.now()))
             visit.forward_stop = self.engine.metering.leave()
-            visit.away_bytes = -self.engine.stores.away_bytes()
+            visit.away_before = self.engine.stores.away_bytes()
             if state is not None:
                 store.draws = state, self.engine.driver.generator.get_state()
             stand_in = self.engine.stores.add(store, follow=stand_in_survives())
@@ -141,14 +141,13 @@ class Runner:
         """The gradients of the call of `store`. Empties `tangents`."""
         graph, stores, driver = self.graph, self.engine.stores, self.engine.driver
         visit, again = store.visit, keeps_graph()
-        if not visit.pauses:
-            visit.away_bytes += stores.away_bytes()
+        visit.away_bytes = stores.away_bytes() - visit.away_before
         with self.engine.residency.at_once():
             self.conductor.begin_backward(store, tangents, again=again)
         given = list(tangents) if visit.replay is not None else []
         state = None if visit.replay is None else driver.generator.get_state()
-        waited_since = visit.backward_stop or visit.forward_stop
-        visit.pauses.append((waited_since, self.engine.metering.enter()))
+        since = visit.backward_stop or visit.forward_stop
+        visit.waits.append(Wait(since, self.engine.metering.enter(), visit.away_bytes))
         self.engine.eviction.before_backward(graph, store)
         start = driver.clock.now()
         executable = store.executable

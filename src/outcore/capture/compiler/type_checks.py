@@ -16,7 +16,7 @@ from torch._dynamo import trace_rules
 
 @cache
 def trace_type_checks() -> None:
-    """Have dynamo trace checks for a class that is no container, from now on in this process.
+    """Have dynamo trace checks for tensors, from now on in this process.
 
     If dynamo cannot be told so, or was told otherwise, graphs end there.
     """
@@ -25,14 +25,14 @@ def trace_type_checks() -> None:
         before = rules.pop(torch.jit.isinstance, None)
         try:
             torch.compiler.substitute_in_graph(torch.jit.isinstance)(_is_instance)
-        except ValueError:
+        except BaseException:
             if before is not None:
                 rules[torch.jit.isinstance] = before
             raise
 
 
 def _is_instance(obj: Any, target_type: Any) -> bool:
-    """As `torch.jit.isinstance`, which refuses classes of containers without their parameters."""
-    if target_type in (torch.Tensor, bool, float, int, str):
-        return isinstance(obj, target_type)
+    """As `torch.jit.isinstance`. Dynamo does not know of all classes what Python does."""
+    if target_type is torch.Tensor:
+        return isinstance(obj, torch.Tensor)
     return bool(torch._jit_internal._isinstance(obj, target_type))  # a graph ends here

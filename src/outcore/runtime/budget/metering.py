@@ -53,14 +53,22 @@ class Metering:
     def peak_bytes(self) -> int | None:
         """The highest of the latest metered peaks of the active graphs, in steps that run plans.
 
-        None if no such step was metered, or none yet with the graph whose plan needs the most.
+        None if no such step was metered.
         """
-        active = [g.status for g in self._registry.active()]
+        return _most(s.peaks.step_bytes for s in self._registry.statuses())
+
+    @property
+    def whole_peak_bytes(self) -> int | None:
+        """The same once it stands for all graphs: one may be small, as that of a last batch.
+
+        None until the graph is metered whose plan needs the most, of those that come back.
+        """
+        active = [g.status for g in self._registry.active() if not g.status.returns.ceased]
         planned = [(s.planned.peak_bytes, s.peaks) for s in active if s.planned is not None]
         _, largest = max(planned, key=itemgetter(0), default=(0, None))
         if largest is not None and largest.step_bytes is None and largest.tries < MOST_PEAK_TRIES:
             return None
-        return _most(s.peaks.step_bytes for s in self._registry.statuses())
+        return self.peak_bytes
 
     @property
     def after_bytes(self) -> int | None:
@@ -183,7 +191,7 @@ class Metering:
             waiting = Counter(store.visit.owner for store in stores)
             private = sum(store.private_bytes for store in stores)
             latest = stores[-1].visit.owner
-            again = frozenset(store.visit.owner for store in stores if store.visit.pauses)
+            again = frozenset(store.visit.owner for store in stores if store.visit.waits)
             metered.interludes.append(Interlude(metered.left, now, waiting, latest, again, private))
         metered.left = 0  # until this call ends: if it raises, what follows is no interlude
         return now

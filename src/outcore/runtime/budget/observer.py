@@ -84,7 +84,7 @@ class Observer:
             base = self._residency.base_on_return_bytes(graph, store, tangents, call_tensors)
             first = 0 if profiling is None else profiling.timings.latest_base_bytes
             beyond = base - (first if planned is None else planned.external.base_bytes)
-            beyond -= _retained_bytes(graph) if store.visit.pauses else 0
+            beyond -= _foreseen_gradient_bytes(graph) if store.visit.waits else 0
         if call_tensors is not None and profiling is not None and timed:
             profiling.timings.came_back(call_tensors.gone)
             if not own:
@@ -129,7 +129,7 @@ class Observer:
         if first_bytes is None:
             return
         if ref(graph) in interlude.again:
-            first_bytes += _retained_bytes(graph)
+            first_bytes += _foreseen_gradient_bytes(graph)
         others = {g: n for g, n in calls.items() if g is not graph}
         held = peak_bytes() - interlude.private_bytes - counted_bytes(graph.captured.trace)
         held -= calls[graph] * self._residency.states_bytes(graph)
@@ -137,7 +137,7 @@ class Observer:
             observed.unchecked = True
 
 
-def _retained_bytes(graph: PlannedGraph) -> int:
+def _foreseen_gradient_bytes(graph: PlannedGraph) -> int:
     """What a plan has room for once a call has come back that will do so again: its gradients.
 
     A plan that was made before a call first did (`retain_graph`) has none.

@@ -86,7 +86,7 @@ class Conductor:
         if visit.once:
             graph.status.history.came_back(steps.number, steps.calls)
         self._record(executable, visit)
-        if graph.confirmed and graph.planned is None:
+        if graph.confirmed and not graph.status.settled:
             self.engine.plans.check_known(graph, checked=True)
 
     def ready(self, inputs: list[Any], *, again: bool = False) -> Executable:

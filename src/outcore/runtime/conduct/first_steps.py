@@ -118,6 +118,7 @@ class FirstSteps:
         if not (room or profiling.done):
             profiling = self._renewed(profiling, inputs, resident)
             resident = engine.residency.external_bytes(graph, inputs)  # some may have been moved
+            fits = resident <= profiling.most_resident_bytes
         engine.observer.base(graph, profiling, own, resident)
         if not profiling.done or self._follows_the_unplanned(profiling):
             return self._unplanned(profiling, resident)

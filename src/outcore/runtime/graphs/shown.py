@@ -120,7 +120,11 @@ class TimedSteps:
 
 @dataclass(slots=True)
 class Waiting:
-    """What the rest of a step held and needed while the graph waited, as metered."""
+    """What the rest of a step held and needed while the graph waited, as metered.
+
+    If a call came back several times (`retain_graph`), these are the most of all its waits, without
+    the gradients that its earlier backward calls left.
+    """
 
     between_bytes: int = 0
     """The most that was needed, beyond `lingering_bytes` and the tangents."""
@@ -135,12 +139,12 @@ class Waiting:
         tangents, gradients = tangent_bytes(trace), gradient_bytes(trace)
         waiting = reading.level_bytes(visit.forward_stop)
         levels, peaks = [], []
-        for n, (start, stop) in enumerate(visit.pauses):
+        for n, wait in enumerate(visit.waits):
             # Plans have room for the gradients of a backward call after which another one comes.
             counted = waiting + tangents + gradients * (n > 0)
-            away = visit.away_bytes if n == 0 else 0
-            levels.append(reading.level_bytes(stop) + away - counted)
-            peaks.append(reading.peak_bytes(start, stop) + max(0, away) - counted)
+            levels.append(reading.level_bytes(wait.stop) + wait.away_bytes - counted)
+            peak = reading.peak_bytes(wait.start, wait.stop) + max(0, wait.away_bytes)
+            peaks.append(peak - counted)
         self.lingering_bytes = max(0, *levels)
         self.between_bytes = max(0, max(peaks) - self.lingering_bytes)
 

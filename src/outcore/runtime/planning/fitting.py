@@ -90,7 +90,7 @@ class Fitting:
                 if planned.from_file:  # there is no other plan
                     raise
                 error.at_least = True  # a plan with less memory may also retain less than `room`
-                refusal, most = refusal or error, room
+                refusal, most = error, room
             else:
                 needed = _retained_bytes(tried)
                 if needed <= room:
@@ -98,9 +98,11 @@ class Fitting:
                 else:
                     least = room
             room = max(needed, room + step) if most is None else (least + most) // 2
-        if found is None and refusal is not None:
+        if found is None:
             try:
-                return self._retaining_less(shares, planned, refusal)
+                found = self._retaining_less(shares, planned)
+                if found is None and refusal is not None:
+                    raise refusal
             finally:
                 del refusal  # its frames hold it, and what the step made
         assert found is not None  # noqa: S101 - the search ends with it or a refusal
@@ -112,12 +114,10 @@ class Fitting:
                     return slowly
         return found
 
-    def _retaining_less(
-        self, shares: Shares, planned: Planned, refusal: InfeasibleError
-    ) -> Planned:
+    def _retaining_less(self, shares: Shares, planned: Planned) -> Planned | None:
         """A plan like `planned` whose calls hold so little while they wait that it can stay.
 
-        Raises `refusal` if none is found.
+        None if none is found.
         """
         room, gradients = _retained_bytes(planned) // 2, gradient_bytes(planned.problem.trace)
         while room > gradients:
@@ -128,7 +128,7 @@ class Fitting:
                 if _retained_bytes(tried) <= room:
                     return tried
             room //= 2
-        raise refusal
+        return None
 
     def _with_room_for_retained(
         self,
@@ -150,9 +150,10 @@ class Fitting:
             return replace(tried, retaining_bytes=room)
         kept = self._solver.kept(wider)
         rest = pause_bytes(wider, kept) + crossing_bytes(kept) - most_waiting
-        needed = max(wider.between_bytes, *shares.left_bytes(wider, planned.external))
+        needed = max(wider.between_bytes, shares.left_bytes(wider, planned.external)[-1])
         bounded = replace(wider, between_bytes=max(needed, rest))
         tried = self.plan(shares, bounded, planned.external, external, in_haste=in_haste)
+        needed += tried.problem.between_bytes - bounded.between_bytes  # what it reads again
         return replace(self.needing(shares, tried, needed), retaining_bytes=room)
 
     def needing(self, shares: Shares, planned: Planned, between_bytes: int) -> Planned:

@@ -139,7 +139,7 @@ def _path(option: str, given: str | os.PathLike[str] | None) -> str:
     if not isinstance(given, str | os.PathLike | None):
         reason = "it is not the path of a file"
         raise OptionValueError(option=option, value=given, reason=reason)
-    return os.path.expanduser(os.fspath(given)) if given else ""  # noqa: PTH111 - leaves the rest as it is
+    return os.path.expanduser(os.fspath(given)) if given else ""  # noqa: PTH111 - as it is if there is no such user
 
 
 def reused(problem: Problem, saved: SavedPlan, fixed: Mapping[Gap, Choice], path: str) -> Plan:

@@ -39,6 +39,16 @@ class Interlude:
     """Bytes that the outstanding calls alone hold."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A stretch in which a call waited for a backward call; ns of the wall clock."""
+
+    start: int
+    stop: int
+    away_bytes: int
+    """As `Visit.away_bytes`, as it stopped."""
+
+
 @dataclass(slots=True)
 class Visit:
     """One forward call and its backward call. Times are ns of the wall clock; 0: not yet."""
@@ -50,8 +60,8 @@ class Visit:
     thread: threading.Thread = field(default_factory=threading.current_thread)
     """The thread of the forward call."""
     forward_stop: int = 0
-    pauses: list[tuple[int, int]] = field(default_factory=list)
-    """From where to where it waited: for its backward call, then for each further one."""
+    waits: list[Wait] = field(default_factory=list)
+    """The waits for its backward call and, with `retain_graph`, for each further one."""
     backward_stop: int = 0
     """When its latest backward call ended."""
     pause: Pause | None = None
@@ -70,9 +80,10 @@ class Visit:
     read, the bytes that the allocator had given out, and the most at once before."""
     evicted: bool = False
     """Whether something was moved away while it waited (`Eviction`): its times do not count."""
+    away_before: int = 0
+    """Bytes of what calls hold that were away as the forward call ended."""
     away_bytes: int = 0
-    """How much more of what calls hold is away as the backward call begins than as the forward call
-    ended."""
+    """How much more of it is away as the latest backward call begins."""
 
     @property
     def once(self) -> bool:
