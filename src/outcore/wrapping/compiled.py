@@ -31,7 +31,7 @@ from outcore.capture import (
 )
 from outcore.errors import StepError
 from outcore.runtime.backend import Backend
-from outcore.wrapping.meta_tensors import as_theirs, plainly
+from outcore.wrapping.meta_tensors import MetaTensors
 from outcore.wrapping.untraced import Untraced, noting_untraced, untraced
 
 Call = Callable[..., Any]
@@ -84,6 +84,7 @@ class CompiledCalls:
         """Training calls in a row in which torch failed to trace code."""
         self._failures_apart = 0
         """Other calls in which it did."""
+        self._metas = MetaTensors()
         self._is_recurrent: bool | None = None
         """Whether graphs should end at recurrent layers; None before the first call."""
         self._forwards: list[tuple[Callable[[], object], object]] = []
@@ -105,13 +106,15 @@ class CompiledCalls:
         if self._is_recurrent is None:
             self._is_recurrent = is_recurrent(model)
         before, breaks, skips = traced(), 0 if self.broke else broken(), skipped()
-        (given, named), metas = plainly((args, kwargs))
+        given, named, taken = self._metas.taken_out(model, args, kwargs)
         apart = recurrent_apart() if self._is_recurrent else contextlib.nullcontext()
         with noting_untraced(again=self._ran and not self.hopeless) as noted:
             try:
                 with apart, noticing_changes(), own_globals():
                     results = self._run(model, self._guarded(model), *given, **named)
             except BaseException as error:
+                if isinstance(error, AttributeError):
+                    self._metas.tell(error, model, taken)
                 if skipped() > skips or noted.given_up:
                     self._trace_anew(error)
                 raise
@@ -121,7 +124,7 @@ class CompiledCalls:
         self._untraced = noted
         if not self.untraced:
             self._ran, self._failures = True, 0
-        return as_theirs(results, metas)
+        return self._metas.put_back(results, taken)
 
     def _guarded(self, model: nn.Module) -> str:
         """What torch should compile a call anew for, and does not check by itself."""

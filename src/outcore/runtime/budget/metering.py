@@ -61,10 +61,12 @@ class Metering:
     def whole_peak_bytes(self) -> int | None:
         """The same once it stands for all graphs: one may be small, as that of a last batch.
 
-        None until the graph is metered whose plan needs the most, of those that come back.
+        None until the graph is metered whose plan needs the most, of those that come back step
+        after step, or `MOST_PEAK_TRIES` steps were metered for it in vain.
         """
         active = [g.status for g in self._registry.active() if not g.status.returns.ceased]
-        planned = [(s.planned.peak_bytes, s.peaks) for s in active if s.planned is not None]
+        again = [s for s in active if len(s.history.latest_steps) > 1]
+        planned = [(s.planned.peak_bytes, s.peaks) for s in again if s.planned is not None]
         _, largest = max(planned, key=itemgetter(0), default=(0, None))
         if largest is not None and largest.step_bytes is None and largest.tries < MOST_PEAK_TRIES:
             return None

@@ -85,8 +85,9 @@ class Conductor:
         steps.returns += 1
         if visit.once:
             graph.status.history.came_back(steps.number, steps.calls)
+        unsettled = not graph.status.settled
         self._record(executable, visit)
-        if graph.confirmed and not graph.status.settled:
+        if graph.confirmed and unsettled:
             self.engine.plans.check_known(graph, checked=True)
 
     def ready(self, inputs: list[Any], *, again: bool = False) -> Executable:

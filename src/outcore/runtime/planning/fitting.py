@@ -80,32 +80,13 @@ class Fitting:
         Raises InfeasibleError if no plan was found that has the room.
         """
         make = partial(self._with_room_for_retained, shares, planned)
-        step = planned.problem.budget_bytes // ROOM_DIVISOR
-        found, least, room, most = None, 0, _retained_bytes(planned), None
-        refusal: InfeasibleError | None = None
-        while most is None or most - least > step:
-            try:
-                tried = make(room, in_haste=True)
-            except InfeasibleError as error:
-                if planned.from_file:  # there is no other plan
-                    raise
-                error.at_least = True  # a plan with less memory may also retain less than `room`
-                refusal, most = error, room
-            else:
-                needed = _retained_bytes(tried)
-                if needed <= room:
-                    found, most = tried, room
-                else:
-                    least = room
-            room = max(needed, room + step) if most is None else (least + most) // 2
-        if found is None:
-            try:
-                found = self._retaining_less(shares, planned)
-                if found is None and refusal is not None:
-                    raise refusal
-            finally:
-                del refusal  # its frames hold it, and what the step made
-        assert found is not None  # noqa: S101 - the search ends with it or a refusal
+        try:
+            found = _in_least_room(make, planned)
+        except InfeasibleError:
+            less = None if planned.from_file else self._retaining_less(shares, planned)
+            if less is None:
+                raise
+            return less
         if self._solver.may_haste and not found.everything_kept:
             room = found.retaining_bytes or 0
             with contextlib.suppress(InfeasibleError):
@@ -308,6 +289,38 @@ def first(make: Callable[[T], Planned], rooms: Iterable[T]) -> Planned:
         with contextlib.suppress(InfeasibleError):
             return make(room)
     return make(last)
+
+
+def _in_least_room(make: Callable[..., Planned], planned: Planned) -> Planned:
+    """The plan that `make` gives, in haste, for about the least room in which what stays fits.
+
+    Raises InfeasibleError if none was found: that of the smallest room that was tried.
+    """
+    step = planned.problem.budget_bytes // ROOM_DIVISOR
+    found, least, room, most = None, 0, _retained_bytes(planned), None
+    refusal: InfeasibleError | None = None
+    try:
+        while most is None or most - least > step:
+            try:
+                tried = make(room, in_haste=True)
+            except InfeasibleError as error:
+                if planned.from_file:  # there is no other plan
+                    raise
+                error.at_least = True  # a plan with less memory may also retain less than `room`
+                refusal, most = error, room
+            else:
+                needed = _retained_bytes(tried)
+                if needed <= room:
+                    found, most = tried, room
+                else:
+                    least = room
+            room = max(needed, room + step) if most is None else (least + most) // 2
+        if found is None and refusal is not None:
+            raise refusal
+    finally:
+        del refusal  # its frames hold it, and what the step made
+    assert found is not None  # noqa: S101 - the search ends with it or a refusal
+    return found
 
 
 def _retained_bytes(planned: Planned) -> int:
