@@ -90,8 +90,6 @@ def test_a_checked_step_of_it_is_within_the_budget(peaks: list[tuple[bool, int]]
     assert small.problem.profile.source is Source.ESTIMATED
     assert small.plan.choices == large.plan.choices
     assert max(peak for lent, peak in peaks if lent) <= BUDGET
-    assert backend.report().measured_peak_bytes is None, "that of the larger size is not known"
-    call(torch.full((1, LARGE), 0.5)).backward()
     report = backend.report()
     assert report.measured_peak_bytes is not None
     assert report.predicted_peak_bytes is not None

@@ -47,8 +47,7 @@ class Report:
     predicted_peak_bytes: int | None = None
     """Predicted peak under the plan, with what the process has come to hold since."""
     measured_peak_bytes: int | None = None
-    """Highest peak of a step, from the allocator's counters. None until a step has been metered
-    with the graph whose plan needs the most."""
+    """Highest peak of a step, from the allocator's counters."""
     predicted_seconds: float | None = None
     """Predicted time of a step under the plan."""
     measured_seconds: float | None = None

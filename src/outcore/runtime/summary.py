@@ -206,7 +206,7 @@ def _with_plans(
         with_steps(common, steps),
         in_core_peak_bytes=max(p.in_core.peak(Tier.DEVICE) + came for p, came in planned),
         predicted_peak_bytes=max(_grown(p, came, common.budget_bytes) for p, came in planned),
-        measured_peak_bytes=engine.metering.whole_peak_bytes,
+        measured_peak_bytes=engine.metering.peak_bytes,
         measured_seconds=_measured_seconds(clock, parts),
         replans=sum(part.planned.replanned is not None for part in parts),
         notes=(

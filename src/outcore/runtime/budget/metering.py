@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
-from operator import itemgetter
 from weakref import WeakMethod, ref
 
 import torch
@@ -56,21 +55,6 @@ class Metering:
         None if no such step was metered.
         """
         return _most(s.peaks.step_bytes for s in self._registry.statuses())
-
-    @property
-    def whole_peak_bytes(self) -> int | None:
-        """The same once it stands for all graphs: one may be small, as that of a last batch.
-
-        None until the graph is metered whose plan needs the most, of those that come back step
-        after step, or `MOST_PEAK_TRIES` steps were metered for it in vain.
-        """
-        active = [g.status for g in self._registry.active() if not g.status.returns.ceased]
-        again = [s for s in active if len(s.history.latest_steps) > 1]
-        planned = [(s.planned.peak_bytes, s.peaks) for s in again if s.planned is not None]
-        _, largest = max(planned, key=itemgetter(0), default=(0, None))
-        if largest is not None and largest.step_bytes is None and largest.tries < MOST_PEAK_TRIES:
-            return None
-        return self.peak_bytes
 
     @property
     def after_bytes(self) -> int | None:
