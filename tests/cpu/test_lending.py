@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +52,10 @@ class Reduced(Scaled):
         return super().forward(x.view(8, SIDES, -1).mean(0))
 
 
-@pytest.fixture
-def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
-    """For each metered step of a graph, whether it ran a plan that was lent, and its peak."""
+def noted_peaks(
+    monkeypatch: pytest.MonkeyPatch, what: Callable[[PlannedGraph, Visit], bool]
+) -> list[tuple[bool, int]]:
+    """A list to which each metered step of a graph adds `what` of it, and its peak."""
     torch._dynamo.reset()
     gc.collect()
     metered_step._stop_all()  # that earlier tests left under way
@@ -62,12 +63,21 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     metered = PlannedGraph.metered
 
     def noted(self: PlannedGraph, reading: Reading, visit: Visit) -> None:
-        lent = self.profiling is not None and self.profiling.lent is not None
-        found.append((lent, reading.peak_bytes()))
+        found.append((what(self, visit), reading.peak_bytes()))
         metered(self, reading, visit)
 
     monkeypatch.setattr(PlannedGraph, "metered", noted)
     return found
+
+
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
+    """For each metered step of a graph, whether it ran a plan that was lent, and its peak."""
+
+    def is_lent(graph: PlannedGraph, _: Visit) -> bool:
+        return graph.profiling is not None and graph.profiling.lent is not None
+
+    return noted_peaks(monkeypatch, is_lent)
 
 
 def plans(backend: Backend) -> list[Planned | None]:

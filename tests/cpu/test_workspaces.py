@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 
 from outcore import Backend
 from outcore.errors import InfeasibleError
-from outcore.measure import Reading, resident_bytes
+from outcore.measure import resident_bytes
 from outcore.runtime.graphs.graph import PlannedGraph
-from outcore.runtime.step import metered_step
 from outcore.runtime.step.visit import Visit
+from tests.cpu.test_lending import noted_peaks
 from tests.cpu.training import PROFILED_STEPS
 
 MAP = 512 << 10
@@ -62,19 +61,11 @@ class Around(nn.Module):
 @pytest.fixture
 def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     """For each metered step of a graph, whether it was checked, and its peak."""
-    torch._dynamo.reset()
-    gc.collect()
-    metered_step._stop_all()  # that earlier tests left under way
-    found: list[tuple[bool, int]] = []
-    metered = PlannedGraph.metered
 
-    def noted(self: PlannedGraph, reading: Reading, visit: Visit) -> None:
-        checked = self.profiling is not None and visit.ran is self.profiling.checked
-        found.append((checked, reading.peak_bytes()))
-        metered(self, reading, visit)
+    def is_checked(graph: PlannedGraph, visit: Visit) -> bool:
+        return graph.profiling is not None and visit.ran is graph.profiling.checked
 
-    monkeypatch.setattr(PlannedGraph, "metered", noted)
-    return found
+    return noted_peaks(monkeypatch, is_checked)
 
 
 def steps(call: Any, module: nn.Module, number: int) -> list[Tensor]:
